@@ -203,7 +203,7 @@ def test_what_people_see_has_the_same_states(name: str) -> None:
 def test_a_viewer_that_would_listen_widely_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     env: Any = watching.task_config("reach").build(1)
     monkeypatch.setattr(browser, "LocalViewer", browser.web_viewer.WebViewer)
-    with pytest.raises(EtudeError, match="would show the web viewer to other machines"):
+    with pytest.raises(EtudeError, match="would open the web viewer to other machines"):
         browser.BrowserWindow(env, "reach", None)
     assert listening({os.getpid()})["beyond"] == set()
     monkeypatch.setitem(sys.modules, "etude.envs.mujoco.browser", None)

@@ -141,10 +141,10 @@ def test_a_task_keeps_the_contract(make: Any) -> None:
 def test_terms_of_a_wrong_shape_are_named() -> None:
     task = hopper()
     wide = replace(task, rewards={"odd": (lambda env: np.ones((env.num_envs, 3)), 1.0)})
-    with pytest.raises(UsageError, match=r"reward 'odd' gives an array of shape \[4, 3\]"):
+    with pytest.raises(UsageError, match=r"reward 'odd' returns an array of shape \[4, 3\]"):
         mj.MujocoEnv(wide, 4)
     short = replace(task, observations={"state": {"odd": lambda _: np.ones(5)}})
-    with pytest.raises(UsageError, match=r"'state/odd' gives an array of shape \[5\] for 4"):
+    with pytest.raises(UsageError, match=r"'state/odd' returns an array of shape \[5\] for 4"):
         mj.MujocoEnv(short, 4)
     one = replace(task, observations={"state": {"one": lambda env: env.elapsed * 1.0}})
     assert mj.MujocoEnv(one, 4).spec.observations["state"].shape == (1,)
@@ -468,7 +468,7 @@ def test_commands_change_at_their_times_and_stay_in_their_ranges() -> None:
     [
         (lambda: mj.MujocoEnv(hopper(model="nowhere.xml"), 1), "no model file nowhere.xml"),
         (lambda: mj.MujocoEnv(hopper(model="<mujoco><oops/></mujoco>"), 1), "cannot read"),
-        (lambda: mj.Robot().joint_positions, "belongs to no environment"),
+        (lambda: mj.Robot().joint_positions, "has no environment: add it"),
         (lambda: mj.MujocoEnv(hopper(parts=[mj.Robot(joints="knee")]), 1), "joint.*'knee'.*hip"),
         (lambda: mj.MujocoEnv(hopper(parts=[mj.Robot(home="down")]), 1), "keyframe.*down.*up"),
         (lambda: mj.MujocoEnv(hopper(parts=[mj.Feet("paw")]), 1), "geom.*'paw'.*a_foot"),
@@ -516,7 +516,9 @@ def test_a_success_that_is_a_number_is_refused() -> None:
     env.reset(Key(0))
     first, second = actions(env, 2)
     env.step(first)
-    with pytest.raises(UsageError, match="`success` of the task gives float64: let it give bool"):
+    with pytest.raises(
+        UsageError, match="`success` of the task returns float64: it must return bool"
+    ):
         env.step(second)
 
 

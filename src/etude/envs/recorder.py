@@ -1,4 +1,4 @@
-"""Recordings of single episodes, made while a group of environments plays them."""
+"""Recording of single episodes while a group of environments plays them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ R = TypeVar("R")
 
 
 class Recorder(EnvWrapper, ABC, Generic[R]):
-    """Environments as they are, which keep the wanted (env_id, episode) pairs."""
+    """A wrapper of environments that records chosen (env_id, episode) pairs."""
 
     def __init__(self, env: BatchEnv, recordings: dict[tuple[int, int], R]) -> None:
-        """recordings: {(env_id, episode): an empty one}."""
+        """recordings: {(env_id, episode): an empty recording to fill}."""
         super().__init__(env)
         self.recordings = recordings
         self._episode = np.zeros(env.num_envs, np.int64)
 
     @abstractmethod
     def _keep(self, env_id: int, recording: R) -> None:
-        """Add the moment in which an environment is to the recording of its episode."""
+        """Append the current state of an environment to the recording of its episode."""
 
     def _keep_wanted(self, env_id: int) -> None:
         recording = self.recordings.get((env_id, int(self._episode[env_id])))
@@ -54,19 +54,19 @@ class Recorder(EnvWrapper, ABC, Generic[R]):
 
 @dataclass
 class Pictures:
-    """One episode, its start and the end of every step: `steps + 1` pictures."""
+    """Pictures of one episode: its start and the end of every step, `steps + 1` in all."""
 
     rate: float
-    """Steps of a second."""
+    """Steps per second."""
     jpegs: list[bytes] = field(default_factory=list)
-    """Compressed, because a long episode in large pictures would fill the memory."""
+    """Compressed, because large pictures of a long episode would fill the memory."""
 
 
 class PictureRecorder(Recorder[Pictures]):
-    """Recordings of environments that draw themselves."""
+    """Records environments that render themselves."""
 
     def __init__(self, env: BatchEnv, drawing: Pictured, wanted: Iterable[tuple[int, int]]) -> None:
-        """drawing: what draws the environments, mostly they themselves."""
+        """drawing: what renders the environments, usually the environments themselves."""
         super().__init__(env, {pair: Pictures(drawing.step_rate) for pair in wanted})
         self._drawing = drawing
         drawing.watch = self._keep_wanted
@@ -84,39 +84,40 @@ class PictureRecorder(Recorder[Pictures]):
 
 @dataclass
 class Recording:
-    """One episode, its start and the end of every control step: `steps + 1` moments."""
+    """States of one episode: its start and the end of every control step, `steps + 1` in all."""
 
     states: list[Array] = field(default_factory=list)
-    """[n] float64 each: everything MuJoCo integrates."""
+    """[n] float64 each: the integration state of MuJoCo."""
     path: list[Array] = field(default_factory=list)
-    """The same at the end of every physics step: `steps * substeps + 1` moments."""
+    """[n] float64 each: the same at the end of every physics step, `steps * substeps + 1` in
+    all."""
     targets: list[Array | None] = field(default_factory=list)
-    """[3] m each; None where the task's view has no `target`."""
+    """[3] m each; None if the task's view has no `target`."""
     references: list[Array] = field(default_factory=list)
-    """[nq] each: the pose that is imitated; none where nothing is."""
+    """[nq] each: the reference pose; empty without a reference motion."""
 
 
 @runtime_checkable
 class Imitates(Protocol):
-    """Imitates a motion."""
+    """A part that imitates a reference motion."""
 
     def reference_pose(self, env_id: int, step: int) -> Array:
-        """[nq] of that motion, so many steps after the start of an environment's episode."""
+        """Reference pose [nq], `step` steps after the start of an environment's episode."""
         ...
 
 
 class MujocoRecorder(Recorder[Recording]):
-    """Recordings of simulated environments."""
+    """Records the states of simulated environments."""
 
     def __init__(
         self, env: BatchEnv, simulated: MujocoEnv, wanted: Iterable[tuple[int, int]]
     ) -> None:
-        """env: what is stepped; simulated: the simulation inside of it, or itself."""
+        """env: the environment to step; simulated: the simulation that it wraps, or itself."""
         super().__init__(env, {pair: Recording() for pair in wanted})
         self._env = simulated
         self._reference = simulated.ability(Imitates)
         self._substeps = 0
-        """Since the last control step."""
+        """Physics steps since the last control step."""
         simulated.simulation.watch = self._watch
 
     def _watch(self) -> None:
@@ -131,7 +132,7 @@ class MujocoRecorder(Recorder[Recording]):
     def _keep(self, env_id: int, recording: Recording) -> None:
         target: Array | None = getattr(self._env.view, "target", None)
         if self._reference is not None:
-            step = len(recording.states)  # The environment itself has not counted this one yet.
+            step = len(recording.states)  # The environment has not counted this step yet.
             recording.references.append(self._reference.reference_pose(env_id, step).copy())
         recording.states.append(self._env.simulation.state[env_id].copy())
         recording.path.append(recording.states[-1])

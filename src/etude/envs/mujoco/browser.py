@@ -1,9 +1,9 @@
-"""MuJoCo's web viewer, kept to this machine, with a joystick for tasks that follow commands.
+"""MuJoCo's web viewer, restricted to this machine, with a joystick for velocity commands.
 
-The viewer listens on every interface by itself and answers everybody. Here it listens on 127.0.0.1,
-and whatever else would be listened on is refused before it is. It answers nothing but requests for
-paths below a token that is in the printed address alone, with a Host and an Origin of this machine:
-neither other sites in the same browser nor other users of the machine can read or steer it.
+By default the viewer listens on every network interface and answers all requests. Here it listens
+on 127.0.0.1 only, and binding any other address is refused. It answers only requests for paths
+below a token, which is in the printed address, with a Host and an Origin of this machine. So other
+sites in the same browser and other users of the machine can neither read nor control it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from etude.envs.mujoco.windows import INTEGRATED
 HOST = "127.0.0.1"
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
-"""Any port: the page may be seen through a tunnel."""
+"""Any port, because the page may be forwarded through a tunnel."""
 _TOKEN = secrets.token_urlsafe(24)
 _HEADERS = {
     "Cross-Origin-Embedder-Policy": "require-corp",  # as the viewer's threads need it
@@ -68,41 +68,41 @@ _BELOW_TOKEN = rb"""<head>
     </script>"""
 _NAMES, _UNITS = ("x", "y", "yaw"), ("m/s", "m/s", "rad/s")
 _KEY_STEP = 0.1
-"""m/s or rad/s that a press of an arrow key changes the command by."""
+"""Change of the command by an arrow key, m/s or rad/s."""
 _guarded, _prepared = threading.Event(), threading.Event()
 
 
 class Exposed(EtudeError):
-    """A socket would be open to other machines."""
+    """Raised when a socket would be open to other machines."""
 
 
 def _guard(event: str, details: tuple[Any, ...]) -> None:
-    """Refuse to bind a socket to more than this machine, whatever code asks for it."""
+    """Audit hook: refuse to bind a socket to an address outside of this machine."""
     if event == "socket.bind" and _guarded.is_set():
         sock, address = details
         if sock.family in _INTERNET and address[0] not in (HOST, "::1"):
             raise Exposed(
-                f"MuJoCo {mujoco.__version__} would show the web viewer to other machines, in a "
-                "way that Etude does not know to change; leave out --web."
+                f"MuJoCo {mujoco.__version__} would open the web viewer to other machines, which "
+                "Etude cannot prevent in this version; leave out --web."
             )
 
 
 def _keep_to_this_machine() -> None:
-    """Guard sockets until a window is closed, and answer the page of the printed address alone."""
+    """Guard sockets until the window is closed, and answer only the printed address."""
     _guarded.set()
     if _prepared.is_set():
         return
     _prepared.set()
-    sys.addaudithook(_guard)  # There is no way to remove it.
+    sys.addaudithook(_guard)  # Audit hooks cannot be removed.
     vars(web_server)["serve"] = _admitting(web_server.serve)
     vars(web_server)["bind_loopback_socket"] = _InternalSocket.bound
-    # The viewer prints an address for other machines, which cannot reach it.
+    # The viewer prints an address for other machines, which they cannot reach.
     vars(web_viewer)["print"] = lambda *_, **__: None
     logging.getLogger("WebServer").setLevel(logging.WARNING)
 
 
 def _refusal(request: Request) -> str:
-    """Why a request is not answered; "" where it is. Its path is then without the token."""
+    """The reason to refuse a request; "" to answer it, with the token removed from its path."""
     hosts, origins = (request.headers.get_all(name) for name in ("Host", "Origin"))
     if len(hosts) != 1 or not _OWN_HOSTS.fullmatch(hosts[0]):
         return "This page is for 127.0.0.1 and localhost only."
@@ -110,13 +110,13 @@ def _refusal(request: Request) -> str:
         return "This page answers no other site."
     _, token, *path = request.path.partition("?")[0].split("/", 2)
     if not (path and hmac.compare_digest(token.encode(), _TOKEN.encode())):
-        return "Open the whole address that etude printed; it has a token."
+        return "Open the whole address that etude printed, with its token."
     request.path = request.path[len(_TOKEN) + 1 :]
     return ""
 
 
 def _admitting(serve: Callable[..., Any]) -> Callable[..., Any]:
-    """The viewer's server, which refuses whatever does not come from its own page."""
+    """Wrap the viewer's server so that it refuses requests from other pages."""
 
     def started(
         *arguments: Any, process_request: Any, process_response: Any, **options: Any
@@ -147,9 +147,9 @@ def _admitting(serve: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _InternalSocket(socket.socket):
-    """Between two threads of the viewer: accepts connections of this process alone.
+    """Socket between two threads of the viewer: accepts only connections from this process.
 
-    Where there is no /proc, as on macOS, nothing tells whose a connection is.
+    Without /proc, as on macOS, the owner of a connection is unknown and all are accepted.
     """
 
     @classmethod
@@ -168,7 +168,7 @@ class _InternalSocket(socket.socket):
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other end of a connection within this machine is a socket of this process."""
+    """Whether this process owns the other end of a connection within this machine."""
     ends = [connection.getpeername(), connection.getsockname()]
     wanted = [
         f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
@@ -177,14 +177,14 @@ def _is_ours(connection: socket.socket) -> bool:
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     links = {f"socket:[{row[9]}]" for row in rows if row[1:3] == wanted}
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the folder's own descriptor is closed by now
+        with suppress(OSError):  # the descriptor of the folder itself is closed by now
             if os.readlink(f"/proc/self/fd/{name}") in links:
                 return True
     return False
 
 
 class LocalViewer(web_viewer.WebViewer):  # type: ignore[misc]
-    """The web viewer, whose host is this machine whatever its constructor says."""
+    """The web viewer, bound to this machine."""
 
     @property
     def _host(self) -> str:
@@ -192,18 +192,18 @@ class LocalViewer(web_viewer.WebViewer):  # type: ignore[misc]
 
     @_host.setter
     def _host(self, host: str) -> None:
-        """The constructor's choice, every interface, is not taken."""
+        """Ignore the constructor's value, which is every interface."""
 
 
 class Panel(plugin.ViewerPlugin):  # type: ignore[misc]
-    """What the page shows beside the simulation; runs in the viewer's thread.
+    """The page's panel beside the simulation; runs in the viewer's thread.
 
-    The thread of the simulation writes `lines`, `marks` and, while no command is held, `command`;
-    it reads `command` while `held`.
+    The simulation's thread writes `lines`, `marks` and, unless a command is `held`, `command`.
+    While a command is held, it reads `command`.
     """
 
     def __init__(self, title: str, shot: Camera, ranges: Array | None) -> None:
-        """ranges: [3, 2] of the velocity command; None where the task follows none."""
+        """ranges: [3, 2] of the velocity command; None for tasks without commands."""
         self.ready = threading.Event()
         self.lines: Sequence[str] = ()
         self.marks: list[mujoco.MjvGeom] = []
@@ -238,7 +238,7 @@ class Panel(plugin.ViewerPlugin):  # type: ignore[misc]
         imgui.End()
 
     def _joystick(self, ranges: Array) -> None:
-        """Sliders of the command; arrow keys change it too, and the space bar stops."""
+        """Sliders for the command; arrow keys change it too, and the space bar sets it to 0."""
         wanted, moved = list(self.command), False
         imgui.PushItemWidth(220)
         for index, (name, unit) in enumerate(zip(_NAMES, _UNITS, strict=True)):
@@ -254,7 +254,7 @@ class Panel(plugin.ViewerPlugin):  # type: ignore[misc]
         imgui.Separator()
 
     def _keys(self, wanted: list[float], ranges: Array) -> bool:
-        """Change the command by the keys that are pressed; whether any was."""
+        """Change the command by the pressed keys; returns whether any was pressed."""
         key = imgui.Key
         steps = {
             key.UpArrow: (0, _KEY_STEP),
@@ -273,7 +273,7 @@ class Panel(plugin.ViewerPlugin):  # type: ignore[misc]
 
 
 class BrowserWindow:
-    """A page that shows the simulation as it runs, at `url`."""
+    """A web page that shows the running simulation, at `url`."""
 
     def __init__(self, env: MujocoEnv, title: str, port: int | None) -> None:
         _keep_to_this_machine()
@@ -291,12 +291,12 @@ class BrowserWindow:
         self._viewer = launch_thread.launch_thread(run)
         try:
             while not panel.ready.wait(0.02):
-                self._viewer.is_running()  # raises what ended the thread
+                self._viewer.is_running()  # raises the error that ended the thread
         except BaseException as error:
             _guarded.clear()
             if isinstance(error, RuntimeError) and port is not None:
                 raise UsageError(
-                    f"Port {port} is taken: name another --port, or leave it out for a free one."
+                    f"Port {port} is in use: give another --port, or none to use a free one."
                 ) from error
             if isinstance(error, EtudeError) or not isinstance(error, Exception):
                 raise
@@ -310,7 +310,7 @@ class BrowserWindow:
         return bool(self._viewer.is_running())
 
     def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
-        """The state of the task's one environment, which takes the joystick's command."""
+        """Show the state of the task's only environment, and apply the joystick's command to it."""
         panel, target = self._panel, getattr(env.view, "target", None)
         marks: list[mujoco.MjvGeom] = []
         if target is not None:

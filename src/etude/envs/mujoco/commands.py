@@ -1,4 +1,4 @@
-"""Commands that a policy is asked to follow."""
+"""Velocity commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from etude.envs.mujoco.task import Draws, Part, derived
 
 
 class VelocityCommand(Part):
-    """A velocity along the base's heading (x, y in m/s) and about the vertical (yaw in rad/s).
+    """A velocity command in the frame of the base's heading: x, y in m/s and yaw rate in rad/s.
 
-    It is drawn uniformly in the ranges at an episode's start and again `every` (least, most)
-    seconds. Each number is zero with a chance of `zero`, and all three with a chance of `stand`.
-    `acceleration`: the command moves to what was drawn by at most this much per second, in m/s^2
-    and rad/s^2, and from 0 at an episode's start; None: it is there at once. The errors that are
-    reported are those of what was drawn. `settle`: seconds after a change that the settled errors
-    leave out.
+    The target is sampled uniformly from the ranges at the start of an episode and again `every`
+    (minimum, maximum) seconds. `zero`: probability that a component is 0. `stand`: probability
+    that all three are 0. `acceleration`: rate at which the command moves to the target, m/s^2 and
+    rad/s^2, starting from 0; None sets the command to the target at once. Reported errors are
+    measured from the target. `settle`: seconds after a new target that settled errors leave out.
     """
 
     def __init__(
@@ -42,19 +41,19 @@ class VelocityCommand(Part):
     def bind(self) -> None:
         env = self.env
         self.command = env.state("command", 3)
-        """[num_envs, 3] m/s, m/s, rad/s: what is to be followed now."""
+        """[num_envs, 3] m/s, m/s, rad/s: the current command."""
         self.target = env.state("command/target", 3)
-        """[num_envs, 3]: what it moves to."""
+        """[num_envs, 3]: the sampled target that the command moves to."""
         self._left = env.state("command/left", dtype="int64")
         self._age = env.state("command/age", dtype="int64")
         self._sums = env.state("command/error_sums", 2, 2)
         self._counts = env.state("command/error_counts", 2)
         self.fixed = False
-        """Commands are no longer drawn."""
+        """Whether the command is held instead of sampled."""
 
     @property
     def ranges(self) -> Array:
-        """[3, 2]: the least and the most of x, y and yaw that are drawn."""
+        """[3, 2]: minimum and maximum of x, y and yaw rate."""
         found: Array = np.stack([self._low, self._high], axis=1)
         return found
 
@@ -72,7 +71,7 @@ class VelocityCommand(Part):
         }
 
     def hold(self, command: Sequence[float]) -> None:
-        """Give all environments this command [3], and draw no other; a joystick does so."""
+        """Set the command [3] of all environments and stop sampling, as a joystick does."""
         self.fixed = True
         changed = (self.target != command).any(axis=1)
         self.target[changed] = command
@@ -103,10 +102,10 @@ class VelocityCommand(Part):
         self._age[env_ids] = 0
 
     def update(self) -> None:
-        # Errors are those of what was asked for in this step.
+        # Errors from the target of this step, before a new one is sampled.
         self._age += 1
         turning = np.abs(self._robot.yaw_rate - self.target[:, 2])
-        errors = np.stack([self._off(self.target), turning], axis=1)
+        errors = np.stack([self._planar_error(self.target), turning], axis=1)
         settled = self._age * self.env.dt > self._settle
         self._sums[:, 0] += errors
         self._sums[:, 1] += errors * settled[:, None]
@@ -124,23 +123,23 @@ class VelocityCommand(Part):
 
     @derived
     def velocity_error(self) -> Array:
-        """[num_envs] m/s: how far the planar velocity is from the command."""
-        return self._off(self.command)
+        """[num_envs] m/s: distance of the horizontal velocity from the command."""
+        return self._planar_error(self.command)
 
     @derived
     def turning_error(self) -> Array:
-        """[num_envs] rad/s, with its sign."""
+        """[num_envs] rad/s: yaw rate minus commanded yaw rate."""
         found: Array = self._robot.yaw_rate - self.command[:, 2]
         return found
 
-    def _off(self, asked: Array) -> Array:
-        """[num_envs] m/s of the planar velocity from what is asked [num_envs, 3]."""
-        away = self._robot.heading_velocity[:, :2] - asked[:, :2]
-        found: Array = np.sqrt(np.einsum("ij,ij->i", away, away))
-        return found
+    def _planar_error(self, wanted: Array) -> Array:
+        """[num_envs] m/s: distance of the horizontal velocity from a command [num_envs, 3]."""
+        difference = self._robot.heading_velocity[:, :2] - wanted[:, :2]
+        error: Array = np.sqrt(np.einsum("ij,ij->i", difference, difference))
+        return error
 
     def mean_error(self, which: int, settled: bool) -> Array:
-        """[num_envs]: of the episode so far; which: 0 for velocity, 1 for turning."""
+        """Mean error [num_envs] of the episode so far; `which`: 0 for velocity, 1 for yaw rate."""
         sums, counts = self._sums[:, int(settled), which], self._counts[:, int(settled)]
         mean: Array = sums / np.maximum(counts, 1.0)
         return mean

@@ -1,4 +1,4 @@
-"""The config of a task on MuJoCo."""
+"""The base config of tasks on MuJoCo."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from etude.envs.mujoco.task import Demonstration, Task
 
 
 class TaskConfig(EnvConfig):
-    """The config of a task on MuJoCo: its fields are options, `define` is the task."""
+    """The base config of a task on MuJoCo: fields are options, `define` builds the task."""
 
     demonstration: ClassVar[type[Demonstration] | None] = None
-    """Its progress and its scripted expert; None where it cannot be demonstrated."""
+    """Progress measure and scripted expert; None for tasks without them."""
 
     @abstractmethod
     def define(self) -> Task:
-        """The task with these options. Called once for every group of environments."""
+        """Build the task with these options. Called once per group of environments."""
 
     def build(self, num_envs: int, threads: int = 1) -> MujocoEnv:
         return MujocoEnv(self.define(), num_envs, threads)
@@ -29,18 +29,18 @@ class TaskConfig(EnvConfig):
         self, num_envs: int, threads: int = 1, needed_by: str = "A demonstration"
     ) -> tuple[MujocoEnv, Demonstration]:
         """Environments with the observations that pictures and demonstrations need, and the part
-        that gives them.
+        that adds them.
 
-        needed_by: the subject of the error message where the task has no demonstration.
+        needed_by: subject of the error message if the task has no demonstration.
         """
         if self.demonstration is None:
             return super().demonstrated(num_envs, threads, needed_by)
         task = self.define()
-        shown = self.demonstration(self, task.view)
-        parts = (*task.all_parts, shown)
-        observations = {**task.observations, **shown.observations()}
-        seen = replace(task, parts=parts, observations=observations)
-        return MujocoEnv(seen, num_envs, threads), shown
+        demonstration = self.demonstration(self, task.view)
+        parts = (*task.all_parts, demonstration)
+        observations = {**task.observations, **demonstration.observations()}
+        task = replace(task, parts=parts, observations=observations)
+        return MujocoEnv(task, num_envs, threads), demonstration
 
     def build_with_pictures(self, num_envs: int, threads: int = 1) -> BatchEnv:
         from etude.envs.mujoco.pictures import Pictured
@@ -49,5 +49,5 @@ class TaskConfig(EnvConfig):
         return Pictured(env, self.pictures)
 
     def exactness(self) -> Exactness:
-        """Such tasks are exact: state is declared, and `etude check` finds what is not."""
+        """Exact: the state is declared, and `etude check` finds state that is not."""
         return Exactness(True, "the snapshot holds every number the simulation continues from")

@@ -1,4 +1,4 @@
-"""Models as people see them: one look for all tasks, with a sky, a floor and coloured links."""
+"""Decoration of models for films and windows: sky, floor and coloured links."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _SKY, _FLOOR = "etude/sky", "etude/floor"
 _ZENITH, _HORIZON = (0.56, 0.70, 0.86), (0.94, 0.96, 0.98)
 _LIGHT, _DARK = (0.88, 0.885, 0.89), (0.78, 0.795, 0.81)
 _TILES = 1.0
-"""Pairs of tiles per metre."""
+"""Pairs of floor tiles per metre."""
 _UNPAINTED = (0.5, 0.5, 0.5, 1.0)
-"""MuJoCo's colour of shapes that were given none."""
+"""MuJoCo's default colour of geoms."""
 _ROOT, _MIDDLE, _TIP = (0.13, 0.25, 0.42), (0.92, 0.93, 0.94), (0.95, 0.42, 0.10)
-"""Colours of links that have none, along the longest chain of them."""
+"""Colours of links without a colour, from the root to the tip of the longest chain."""
 _HIDDEN_FROM = 3
-"""Groups of shapes that viewers hide begin here."""
+"""Viewers hide geom groups from this one on."""
 _WRITTEN = (
     *("qpos0", "body_pos", "body_quat", "jnt_pos", "jnt_axis"),
     *("geom_pos", "geom_quat", "geom_size", "site_pos", "hfield_data"),
 )
-"""What parts may have written to the simulation's model after it was compiled."""
+"""Fields that parts may have written to the simulation's model after it was compiled."""
 
 
 def decorated(env: MujocoEnv) -> mujoco.MjModel:
-    """A copy of the environment's model to look at, which has the same states."""
+    """A decorated copy of the environment's model, with the same states."""
     model, simulated = env.task.model, env.simulation.model
-    if isinstance(model, mujoco.MjModel):  # There is no way to add textures to it.
+    if isinstance(model, mujoco.MjModel):  # A compiled model cannot get textures.
         made = copy.copy(simulated)
     else:
         spec = load_spec(model)
@@ -51,10 +51,11 @@ def decorated(env: MujocoEnv) -> mujoco.MjModel:
 
 
 def dressed(spec: mujoco.MjSpec, floor: float | None = None) -> mujoco.MjModel:
-    """The compiled model with a sky and a tiled ground; floor: m, where it has no ground."""
+    """Compile the model with a sky and a tiled ground; floor: height of the plane to add, m, if it
+    has no ground."""
     _add_sky(spec)
     _add_floor(spec, floor)
-    with warnings.catch_warnings():  # They came when the task's own model was compiled.
+    with warnings.catch_warnings():  # Already shown when the task's model was compiled.
         warnings.simplefilter("ignore")
         return spec.compile()
 
@@ -69,7 +70,7 @@ def _add_sky(spec: mujoco.MjSpec) -> None:
 
 
 def _add_floor(spec: mujoco.MjSpec, height: float | None) -> None:
-    """Tiles on all ground; a plane at a height where there is none."""
+    """Tile the ground, or add a plane at a height if the model has no ground."""
     ground = [geom for geom in spec.geoms if int(geom.type) in GROUND]
     if not ground and height is not None:
         plane = spec.worldbody.add_geom(name=_FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE)
@@ -86,7 +87,7 @@ def _add_floor(spec: mujoco.MjSpec, height: float | None) -> None:
 
 
 def _show_hidden(model: mujoco.MjModel) -> None:
-    """Show all shapes of a robot, or of another thing that moves, of which none would be seen."""
+    """Show all geoms of each moving tree that has no visible geom."""
     trees = model.body_rootid[model.geom_bodyid]
     seen = (model.geom_group < _HIDDEN_FROM) & (model.geom_rgba[:, 3] > 0.0)
     for tree in np.unique(trees[moving(model)]):
@@ -97,7 +98,7 @@ def _show_hidden(model: mujoco.MjModel) -> None:
 
 
 def _paint(model: mujoco.MjModel) -> None:
-    """Give shapes without a colour that of their link: from blue at the root to orange."""
+    """Colour geoms without a colour by their link, from blue at the root to orange at the tip."""
     bare = (model.geom_rgba == np.array(_UNPAINTED, np.float32)).all(axis=1)
     shapes = np.flatnonzero(bare & (model.geom_matid < 0) & (model.geom_bodyid > 0))
     if not shapes.size:
@@ -109,5 +110,5 @@ def _paint(model: mujoco.MjModel) -> None:
     stops = np.array([_ROOT, _MIDDLE, _TIP])
     colors = np.stack([np.interp(share, (0.0, 0.5, 1.0), stop) for stop in stops.T], axis=1)
     model.geom_rgba[shapes, :3] = colors[links]
-    # Ends of links lie in each other; of two equal ones both would be seen, in patches.
+    # Ends of links overlap; of two equal ends both would be visible in patches.
     model.geom_size[shapes, 0] *= 1.0 - 0.01 * (depth[links] % 3)

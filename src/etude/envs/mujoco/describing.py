@@ -1,4 +1,4 @@
-"""A task on MuJoCo in numbers and names: what runs its policies on a robot, or elsewhere."""
+"""Description of a task on MuJoCo in an export: what a policy needs to run on a robot."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _INTEGRATORS = {
 
 
 def describe(env: TaskEnv) -> Tree:
-    """Terms, joints, actuators and control of a task, with what its parts say of themselves.
+    """Observation terms, joints, actuators and control of a task, with the parts' descriptions.
 
-    A part's "default_pose" {joint: rad or m} is shown with the joints; other entries are added.
+    A part's entry "default_pose", {joint: rad or m}, is listed with the joints; others are added.
     """
     task, model = env.task, env.simulation.model
     said: Tree = {"action": {"delay": list(task.action.delay)}}
@@ -56,7 +56,7 @@ def describe(env: TaskEnv) -> Tree:
 
 
 def _observation(env: TaskEnv, name: str, group: Group) -> Tree:
-    """How one observation is put together of its terms."""
+    """Layout of one observation: its terms with their pipelines."""
     terms, offset = [], 0
     for label, term in group.terms.items():
         observation = Observation.of(term)
@@ -80,7 +80,7 @@ def _pipeline(observation: Observation) -> Tree:
 
 
 def _joints(model: mujoco.MjModel, pose: dict[str, float]) -> list[Tree]:
-    """Joints of one degree of freedom, in the model's order."""
+    """Joints with one degree of freedom, in the model's order."""
     names, found = _joint_names(model), []
     for j in range(model.njnt):
         if model.jnt_type[j] not in (_HINGE, _SLIDE):
@@ -106,11 +106,11 @@ def _joint_names(model: mujoco.MjModel) -> list[str]:
 
 
 def _actuators(model: mujoco.MjModel) -> list[Tree]:
-    """Actuators in the model's order; those that are position servos with their gains."""
+    """Actuators in the model's order; position servos with their gains."""
     joints, found = _joint_names(model), []
     on_joint = int(mujoco.mjtTrn.mjTRN_JOINT)
     affine = int(mujoco.mjtBias.mjBIAS_AFFINE)
-    for a in range(len(model.actuator_trntype)):  # fewer than controls, where joints are balls
+    for a in range(len(model.actuator_trntype)):  # fewer than controls if joints are balls
         bias = model.actuator_biasprm[a]
         servo = model.actuator_biastype[a] == affine
         moves = model.actuator_trntype[a] == on_joint
@@ -130,7 +130,7 @@ def _actuators(model: mujoco.MjModel) -> list[Tree]:
 
 
 def _scene(env: TaskEnv) -> str:
-    """The task's MJCF; "" where it cannot stand alone, as where meshes are files of their own."""
+    """The task's MJCF; "" if it refers to other files, such as meshes."""
     model = env.task.model
     if isinstance(model, mujoco.MjModel):
         return ""
@@ -147,7 +147,7 @@ def _scene(env: TaskEnv) -> str:
 
 
 def _plain(value: float | Array | Any) -> float | list[float]:
-    """A number, or a list of them."""
+    """A number, or a list of numbers."""
     found: float | list[float] = np.asarray(value, np.float64).tolist()
     return found
 

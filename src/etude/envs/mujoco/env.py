@@ -35,24 +35,26 @@ A = TypeVar("A")
 
 
 class MujocoEnv:
-    """Many environments of one task, a `BatchEnv`."""
+    """Parallel environments of one task: a `BatchEnv`."""
 
-    state_advice = "What a part remembers is env.state(...), made in bind() and set in reset()."
+    state_advice = (
+        "Keep the state of a part in env.state(...): create it in bind(), set it in reset()."
+    )
 
     def __init__(self, task: Task, num_envs: int, threads: int = 1) -> None:
         self.task, self.num_envs = task, num_envs
         self.parts = task.all_parts
         self.edits = self._with("edit")
-        """What parts add to the model before it is compiled."""
+        """The parts' methods `edit`, which add to the model before it is compiled."""
         model = compile_model(task.model, self.edits)
         notes = avoid_sparse(model)
         self.simulation = Simulation(model, num_envs, threads)
         self.dt = self.simulation.model.opt.timestep * task.substeps
-        """Seconds of a control step."""
+        """Length of a control step, s."""
         self.episode: Array = np.zeros(num_envs, np.int64)
-        """[num_envs]: which episode each environment is in."""
+        """[num_envs]: number of each environment's current episode."""
         self.elapsed: Array = np.zeros(num_envs, np.int64)
-        """[num_envs]: control steps since the episode's start."""
+        """[num_envs]: control steps since the start of the episode."""
         self.tick = 0  # counts states of the simulation, for `derived`
         self.seed = np.uint64(0)
         self.streams = Streams(num_envs)
@@ -74,9 +76,9 @@ class MujocoEnv:
         self.action: Array = self.state("action", task.action.size)
         """[num_envs, n]: the policy's last action."""
         self.last_action: Array = self.state("last_action", task.action.size)
-        """[num_envs, n]: the one before it; zero at an episode's start."""
+        """[num_envs, n]: the action before the last; zero at the start of an episode."""
         self.terminated: Array = np.zeros(num_envs, np.bool_)
-        """[num_envs]: whether the last step ended the episode."""
+        """[num_envs]: whether the last step terminated the episode."""
         self.ended_by: dict[str, Array] = {}  # {termination: [num_envs] bool} of the last step
         self._names = [name for name, (_, weight) in task.rewards.items() if weight]
         self._weighted: Array = np.zeros((len(self._names), num_envs))
@@ -105,7 +107,7 @@ class MujocoEnv:
         )
 
     def _with(self, hook: str) -> list[Any]:
-        """That method of the parts which have their own."""
+        """The method `hook` of the parts that override it."""
         return [
             getattr(part, hook)
             for part in self.parts
@@ -113,11 +115,11 @@ class MujocoEnv:
         ]
 
     def state(self, name: str, *shape: int, dtype: str = "float64") -> Array:
-        """A new live array [num_envs, *shape] of zeros that is part of every snapshot."""
+        """A new array [num_envs, *shape] of zeros that is part of every snapshot."""
         return self.keep(name, np.zeros((self.num_envs, *shape), dtype))
 
     def keep(self, name: str, array: Array) -> Array:
-        """Make a live array [num_envs, ...] part of every snapshot; it must be written in place."""
+        """Add an array [num_envs, ...] to every snapshot; write to it in place."""
         name = name.replace("/", ".")
         if name in self._states:
             raise UsageError(f"Two parts of a task have a state named {name!r}: rename one.")
@@ -126,41 +128,41 @@ class MujocoEnv:
 
     @property
     def reward_sums(self) -> dict[str, Array]:
-        """{term: [num_envs]}: weighted, added up since the episode's start; live arrays."""
+        """Weighted rewards summed over the open episode, {term: [num_envs]}; live arrays."""
         return dict(zip(self._names, self._sums, strict=True))
 
     @property
     def draws(self) -> Draws:
-        """Random numbers for this step, in all environments."""
+        """Random numbers of this step for all environments."""
         return Draws(self)
 
     def ability(self, kind: type[A]) -> A | None:
-        """This, or the part of it that has an ability."""
+        """This environment or the first of its parts that implements a protocol."""
         return next((each for each in (self, *self.parts) if isinstance(each, kind)), None)
 
     def describe(self) -> Tree:
-        """What runs a policy of this task elsewhere; see `etude.core.abilities.Described`."""
+        """Description of the task for exports; see `etude.core.abilities.Described`."""
         return describe(self)
 
     def reset(self, key: Key) -> Observations:
-        """Every environment at the start of its episode 0."""
+        """Reset every environment to its episode 0."""
         self._use(key)
         self.episode[:] = 0
         self._begin(np.arange(self.num_envs))
         return self._observe()
 
     def restart(self) -> Observations:
-        """Every environment leaves its episode, unreported, and begins its next one."""
+        """Reset every environment to its next episode; the open episodes are not reported."""
         self.episode += 1
         self._begin(np.arange(self.num_envs))
         return self._observe()
 
     def step(self, actions: Array) -> StepResult:
-        """One control step; environments that finish are reset in it. actions: [num_envs, n]."""
+        """One control step with actions [num_envs, n]; finished environments are reset."""
         task = self.task
         self.last_action[:] = self.action
         self.action[:] = actions
-        task.action.apply(self._late(actions))
+        task.action.apply(self._delayed_actions(actions))
         for act in self._acting:
             act()
         self.physics_seconds = self.simulation.step(task.substeps, task.lagged)
@@ -174,7 +176,7 @@ class MujocoEnv:
         reward = self._reward()
         limit = task.max_episode_steps if task.time_limit is None else task.time_limit(self.view)
         truncated = self.elapsed >= limit
-        # A task that ended on its last step ended: for bools "greater" is "and not".
+        # An episode that terminates on its last step is not truncated: "greater" is "and not".
         np.greater(truncated, terminated, out=truncated)
         env_ids = (terminated | truncated).nonzero()[0]
         for change in self._changing:
@@ -192,8 +194,8 @@ class MujocoEnv:
         obs = self._observe()
         return StepResult(obs, reward, terminated, truncated, env_ids, final_obs, episodes)
 
-    def _late(self, actions: Array) -> Array:
-        """[num_envs, n]: the actions that take effect now."""
+    def _delayed_actions(self, actions: Array) -> Array:
+        """The actions [num_envs, n] that take effect in this step."""
         if self._delayed is None:
             return actions
         self._delayed[:, 1:] = self._delayed[:, :-1].copy()
@@ -207,7 +209,7 @@ class MujocoEnv:
             update()
 
     def _reward(self) -> Array:
-        """[num_envs] float32: the weighted terms, which are also added to the episodes' sums."""
+        """Sum of the weighted terms, [num_envs] float32; adds the terms to the episodes' sums."""
         for name, weighted in zip(self._names, self._weighted, strict=True):
             term, weight = self.task.rewards[name]
             np.multiply(term(self.view), weight, out=weighted)
@@ -216,11 +218,11 @@ class MujocoEnv:
         return total.astype(np.float32)
 
     def _observe(self) -> Observations:
-        """{name: [num_envs, n]}, new arrays."""
+        """Observations {name: [num_envs, n]}, new arrays."""
         return {name: reader.read() for name, reader in self._readers.items()}
 
     def _report(self, env_ids: Array) -> dict[str, Array]:
-        """{name: [k] float64} about the episodes that end in environments [k]."""
+        """Statistics {name: [k] float64} of the episodes that end in environments [k]."""
         sums = self._sums[:, env_ids]
         return {
             **self._success(env_ids),
@@ -232,18 +234,20 @@ class MujocoEnv:
         }
 
     def _success(self, env_ids: Array) -> dict[str, Array]:
-        """Whether the episodes succeed that end in environments [k], and what ended the others."""
+        """Success and outcome of the episodes that end in environments [k]."""
         success = self.task.success
         if success is None:
             return {}
         succeeded = ~self.terminated if success == "survived" else success(self.view)
         if succeeded.dtype != bool:
-            raise UsageError(f"`success` of the task gives {succeeded.dtype}: let it give bool.")
+            raise UsageError(
+                f"`success` of the task returns {succeeded.dtype}: it must return bool."
+            )
         ways = np.stack([succeeded, *self.ended_by.values(), np.ones_like(succeeded)])[:, env_ids]
         return {"is_success": ways[0].astype(np.float64), "outcome": ways.argmax(0) * 1.0}
 
     def _begin(self, env_ids: Array) -> None:
-        """Environments [k] at the start of their current episode."""
+        """Reset environments [k] to the start of their current episode."""
         draws = Draws(self, env_ids)
         self.elapsed[env_ids] = 0
         self._sums[:, env_ids] = 0.0
@@ -267,7 +271,7 @@ class MujocoEnv:
         self.seed = np.uint64(key.child("draws").integer())
 
     def snapshot(self) -> Tree:
-        """The simulation, values of the model that differ, episode counters, open sums, states."""
+        """Simulation, per-environment model fields, episode counters, open sums and states."""
         return {
             "simulation": self.simulation.snapshot(),
             "episode": self.episode.copy(),
@@ -277,7 +281,7 @@ class MujocoEnv:
         }
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        """Continue from a snapshot, on any instance with as many environments."""
+        """Restore a snapshot of an instance with the same number of environments."""
         self.simulation.restore(snapshot["simulation"])
         self._use(key)
         self.episode[:] = snapshot["episode"]
@@ -287,8 +291,8 @@ class MujocoEnv:
         for name, array in self._states.items():
             if name not in snapshot["task"]:
                 raise UsageError(
-                    f"This snapshot has no '{name}': it is of another version of the task, or of "
-                    "Etude. The policy can still be loaded and evaluated."
+                    f"This snapshot has no '{name}': another version of the task or of Etude wrote "
+                    "it. The policy can still be loaded and evaluated."
                 )
             array[...] = snapshot["task"][name]
         self.tick += 1
@@ -296,11 +300,11 @@ class MujocoEnv:
             part.restored()
 
     def close(self) -> None:
-        """Nothing to release: MuJoCo's memory goes with the object."""
+        """Nothing to release: MuJoCo's memory is freed with the object."""
 
 
 def check_terms(env: TaskEnv) -> None:
-    """Refuse rewards and terminations that do not give one number or bool per environment."""
+    """Refuse rewards and terminations that do not return one value per environment."""
     task = env.task
     terms = {f"reward '{name}'": term for name, (term, weight) in task.rewards.items() if weight}
     terms |= {f"termination '{name}'": term for name, term in task.terminations.items()}
@@ -308,48 +312,48 @@ def check_terms(env: TaskEnv) -> None:
         shape = np.shape(term(env.view))
         if shape != (env.num_envs,):
             raise UsageError(
-                f"The {name} gives an array of shape {list(shape)} for {env.num_envs} "
-                f"environments, where one number each is needed: [{env.num_envs}]."
+                f"The {name} returns an array of shape {list(shape)} for {env.num_envs} "
+                f"environments: it must be [{env.num_envs}]."
             )
 
 
 def _columns(env: TaskEnv, name: str, term: Function) -> Function:
-    """The term as [num_envs, n], or as it is where it has more axes; or what is wrong with it."""
+    """The term with shape [num_envs, n] or [num_envs, ...]; refuses other shapes."""
     shape = np.shape(term(env.view))
     if shape == (env.num_envs,):
         return lambda view: term(view)[:, None]
     if shape[:1] != (env.num_envs,):
         raise UsageError(
-            f"The observation '{name}' gives an array of shape {list(shape)} for {env.num_envs} "
-            f"environments, where [{env.num_envs}] or [{env.num_envs}, n] is needed."
+            f"The observation '{name}' returns an array of shape {list(shape)} for {env.num_envs} "
+            f"environments: it must be [{env.num_envs}] or [{env.num_envs}, n]."
         )
     return term
 
 
-def _beside(channels: list[Function], dtype: str) -> Function:
-    """[num_envs, n]: what channels give, side by side."""
+def _concatenated(channels: list[Function], dtype: str) -> Function:
+    """The concatenated channels, [num_envs, n]."""
     return lambda view: np.concatenate([channel(view) for channel in channels], axis=1, dtype=dtype)
 
 
 class Reader:
-    """One observation of a task: its terms side by side."""
+    """One observation of a task: its concatenated terms."""
 
     def __init__(
         self, env: TaskEnv, name: str, terms: Mapping[str, Function | Observation] | Group
     ) -> None:
         group = Group.of(terms)
         self._view = env.view
-        self._late: list[_Buffer] = []
+        self._buffers: list[_Buffer] = []
         channels = [
             self._channel(env, f"{name}/{label}", Observation.of(term))
             for label, term in group.terms.items()
         ]
         if group.delay[1] or group.history > 1:
             whole = Observation(
-                _beside(channels, group.dtype), delay=group.delay, history=group.history
+                _concatenated(channels, group.dtype), delay=group.delay, history=group.history
             )
             channels = [self._channel(env, name, whole)]
-        self._read = _beside(channels, group.dtype)
+        self._read = _concatenated(channels, group.dtype)
 
     def _channel(self, env: TaskEnv, name: str, channel: Observation) -> Function:
         channel = replace(channel, term=_columns(env, name, channel.term))
@@ -359,26 +363,26 @@ class Reader:
         if not channel.delay[1] and channel.history == 1:
             return measure
         buffer = _Buffer(env, name, measure, channel)
-        self._late.append(buffer)
+        self._buffers.append(buffer)
         return buffer
 
     def read(self) -> Array:
-        """[num_envs, n], a new array."""
+        """The observation [num_envs, n], a new array."""
         return self._read(self._view)
 
     def push(self) -> None:
-        """A control step has passed: delayed terms are measured."""
-        for buffer in self._late:
+        """Measure delayed terms after a control step."""
+        for buffer in self._buffers:
             buffer.push()
 
     def begin(self, env_ids: Array, draws: Draws) -> None:
-        """Environments [k] begin an episode: nothing else was ever measured."""
-        for buffer in self._late:
+        """Fill the buffers of environments [k] with the first measurement of their episodes."""
+        for buffer in self._buffers:
             buffer.begin(env_ids, draws)
 
 
 class _Measurement:
-    """A term with noise, clipped and scaled."""
+    """A term with noise, clipping and scale."""
 
     def __init__(self, env: TaskEnv, name: str, channel: Observation) -> None:
         self._env, self._name, self._channel = env, name, channel
@@ -395,7 +399,7 @@ class _Measurement:
 
 
 class _Buffer:
-    """The latest measurements of a term, of which an episode's delay chooses."""
+    """The latest measurements of a term, read with the delay of the episode."""
 
     def __init__(self, env: TaskEnv, name: str, measure: Function, channel: Observation) -> None:
         self._env, self._name, self._measure, self._channel = env, name, measure, channel

@@ -1,4 +1,4 @@
-"""Where the camera stands that a task asks for, or that a model needs to be seen whole."""
+"""Placement of cameras: as a task asks, or so that the whole model is visible."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ GROUND = tuple(int(kind) for kind in (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeo
 _FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 _HINGE = int(mujoco.mjtJoint.mjJNT_HINGE)
 _MARGIN = 1.15
-"""How much larger than what it shows a picture is."""
+"""Margin of a picture around what it shows, as a factor."""
 _NUM_POSES = 64
-"""Poses of a robot that stands in one place, all of which are to be seen."""
+"""Number of random poses of a robot on a fixed base that must fit the picture."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A camera with nothing left open."""
+    """Resolved placement of a camera."""
 
     look_at: Array
-    """[3] m."""
+    """[3] m: the point to look at."""
     distance: float
-    """m."""
+    """Distance from it, m."""
     body: int | None
-    """The body that stays above `look_at`."""
+    """Id of the body that the camera follows; None: the camera is fixed."""
 
 
 def moving(model: mujoco.MjModel) -> Array:
-    """[ngeom] bool: shapes of bodies that move; of a model in which none does, all but ground."""
+    """[ngeom] bool: geoms of moving bodies; if no body moves, all except the ground."""
     solid = ~np.isin(model.geom_type, GROUND)
     found: Array = (model.body_weldid[model.geom_bodyid] > 0) & solid
     return found if found.any() else solid
 
 
 def frame(shot: Camera, model: mujoco.MjModel) -> Frame:
-    """The camera's place: a robot that floats is followed, and what moves is seen whole."""
+    """Place the camera: follow a floating robot, and show all moving bodies."""
     body = None if shot.follow is None else model.body(shot.follow).id
     if shot.look_at is None and body is None:
         body = floating_root(model)
@@ -56,7 +56,7 @@ def frame(shot: Camera, model: mujoco.MjModel) -> Frame:
 
 
 def floating_root(model: mujoco.MjModel) -> int | None:
-    """The root body of the heaviest tree, if it can go anywhere: freely, or along two axes."""
+    """Root body of the heaviest tree, if it has a free joint or slides along two axes."""
     roots = np.flatnonzero(model.body_parentid == 0)[1:]
     if not len(roots):
         return None
@@ -66,8 +66,8 @@ def floating_root(model: mujoco.MjModel) -> int | None:
 
 
 def _boxes(model: mujoco.MjModel, body: int | None) -> tuple[Array, Array]:
-    """Least and greatest corners [n, 3] of boxes around what moves, wherever its joints may take
-    it; or around the tree of a body, at the start."""
+    """Minimum and maximum corners [n, 3] of boxes around the moving bodies in random poses, or
+    around the tree of a body in its initial pose."""
     shown = moving(model)
     if body is not None:
         shown &= model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
@@ -75,7 +75,7 @@ def _boxes(model: mujoco.MjModel, body: int | None) -> tuple[Array, Array]:
         middle, half = model.stat.center[None], model.stat.extent / 2
         return middle - half, middle + half
     low, high = [], []
-    # Boxes in the shapes' own frames, whose corners are turned.
+    # Bounding boxes in the frames of the geoms.
     middle, half = model.geom_aabb[shown, :3], model.geom_aabb[shown, 3:]
     for data in _poses(model, 1 if body is not None else _NUM_POSES):
         turn = data.geom_xmat[shown].reshape(-1, 3, 3)
@@ -87,7 +87,7 @@ def _boxes(model: mujoco.MjModel, body: int | None) -> tuple[Array, Array]:
 
 
 def _poses(model: mujoco.MjModel, num: int) -> Iterator[mujoco.MjData]:
-    """The model at the start, and with its joints drawn at random; not where shapes collide."""
+    """The model in its initial pose and in random poses without new collisions."""
     data, generator = mujoco.MjData(model), np.random.default_rng(0)
     if model.nkey:
         mujoco.mj_resetDataKeyframe(model, data, 0)
@@ -108,7 +108,7 @@ def _poses(model: mujoco.MjModel, num: int) -> Iterator[mujoco.MjData]:
 
 
 def camera(shot: Camera, model: mujoco.MjModel) -> mujoco.MjvCamera:
-    """The camera of a shot, which stands still."""
+    """A fixed camera as a task asks for."""
     view, place = mujoco.MjvCamera(), frame(shot, model)
     view.azimuth, view.elevation = shot.azimuth, shot.elevation
     view.lookat[:], view.distance = place.look_at, place.distance
@@ -116,7 +116,7 @@ def camera(shot: Camera, model: mujoco.MjModel) -> mujoco.MjvCamera:
 
 
 def aim(view: mujoco.MjvCamera, shot: Camera, model: mujoco.MjModel) -> None:
-    """Turn the camera of a window as a shot says; it goes along with the body that is followed."""
+    """Place the camera of a window as a task asks for; it tracks the body to follow."""
     place = frame(shot, model)
     view.lookat[:], view.distance = place.look_at, place.distance
     view.azimuth, view.elevation = shot.azimuth, shot.elevation

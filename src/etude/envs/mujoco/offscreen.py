@@ -1,4 +1,4 @@
-"""Pictures of a simulation without a screen."""
+"""Offscreen rendering of simulations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from etude.envs.mujoco.simulation import Camera
 
 _VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 BACKENDS = ("egl", "osmesa")
-"""Ways to draw without a screen, the faster first."""
+"""OpenGL backends without a screen, the faster first."""
 PACKAGES = "libegl1 libgl1-mesa-dri libgles2, or libosmesa6"
 _TRY = """
 import importlib, sys, mujoco
@@ -37,31 +37,31 @@ _FLOOR = np.array([0.78, 0.79, 0.8, 1.0], np.float32)
 _FLOOR_SIZE = np.array([20.0, 20.0, 0.005])
 _DISC_HALF = 0.001
 _MAX_GEOMS = 1000
-"""Marks and decorations of a scene, beside the shapes of the model."""
+"""Largest number of markers and decorations in a scene, beside the geoms of the model."""
 
 
 class NoPictures(EtudeError):
-    """This machine cannot draw offscreen."""
+    """Raised where offscreen rendering is not available."""
 
 
 def backend() -> str:
-    """ "egl" or "osmesa": what MUJOCO_GL names, or else the first that works here."""
+    """ "egl" or "osmesa": the value of MUJOCO_GL, or the first backend that works."""
     wishes = [os.environ.get(name, "").lower().strip() for name in _VARIABLES]
     names = next(((wish,) for wish in wishes if wish in BACKENDS), BACKENDS)
     for name in names:
         if _works(name):
             return name
     raise NoPictures(
-        f"Pictures cannot be drawn here: {' and '.join(names)} did not start. Install OpenGL for "
-        f"machines without a screen (Debian and Ubuntu: apt-get install {PACKAGES})"
+        f"Pictures cannot be rendered here: {' and '.join(names)} did not start. Install OpenGL "
+        f"for machines without a screen (Debian and Ubuntu: apt-get install {PACKAGES})"
         + (f", or unset {' and '.join(_VARIABLES)}." if names != BACKENDS else ".")
     )
 
 
 @cache
 def _works(name: str) -> bool:
-    # In a process of its own: OpenGL binds to the first platform it is asked for, for good, and
-    # a driver that fails can take the process with it.
+    # In a subprocess: a process cannot change the OpenGL platform that it has used, and a failing
+    # driver can crash the process.
     environment = {**os.environ, "MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}
     try:
         done = subprocess.run(
@@ -76,16 +76,16 @@ def _works(name: str) -> bool:
 
 
 def shape_target(geom: mujoco.MjvGeom, shot: Camera, target: Array) -> None:
-    """Make a geom the mark of a target [3]."""
+    """Turn a geom into the marker of a target [3]."""
     radius, disc = shot.target_radius, shot.target == "disc"
-    # An ellipsoid, because the web viewer leaves out spheres that are not of the model.
+    # An ellipsoid, because the web viewer omits spheres that are not in the model.
     kind = mujoco.mjtGeom.mjGEOM_CYLINDER if disc else mujoco.mjtGeom.mjGEOM_ELLIPSOID
     size = np.array([radius, _DISC_HALF, 0.0]) if disc else np.full(3, radius)
     _shape(geom, kind, size, np.asarray(target) - np.array([0.0, 0.0, shot.target_sink]), _GREEN)
 
 
 def shape_floor(geom: mujoco.MjvGeom, height: float) -> None:
-    """Make a geom the floor of a model that has none."""
+    """Turn a geom into the floor of a model without one."""
     place = np.array([0.0, 0.0, height - _FLOOR_SIZE[2]])
     _shape(geom, mujoco.mjtGeom.mjGEOM_BOX, _FLOOR_SIZE, place, _FLOOR)
 
@@ -96,13 +96,13 @@ def _shape(geom: mujoco.MjvGeom, kind: Any, size: Array, place: Array, color: Ar
 
 
 def draw_target(scene: mujoco.MjvScene, shot: Camera, target: Array) -> None:
-    """Add the mark of a target [3] to a scene."""
+    """Add the marker of a target [3] to a scene."""
     shape_target(scene.geoms[scene.ngeom], shot, target)
     scene.ngeom += 1
 
 
 class Renderer:
-    """Draws states of one model, quickly; close it before the process ends."""
+    """Renders states of one model without shadows. Close it before the process ends."""
 
     def __init__(self, model: mujoco.MjModel, shot: Camera, width: int, height: int) -> None:
         name = backend()
@@ -124,15 +124,15 @@ class Renderer:
         self._has_ground = bool(np.isin(self._model.geom_type, GROUND).any())
 
     def _prepare(self, model: mujoco.MjModel) -> None:
-        """Change a copy of the model before it is drawn."""
+        """Change the renderer's copy of the model before it is used."""
 
     def picture(self, state: Array, target: Array | None = None) -> Array:
-        """[height, width, 3] uint8 of a state [n] and, where there is one, its target [3]."""
+        """Render a state [n] and its target [3], if it has one: [height, width, 3] uint8."""
         model, data = self._model, self._data
         mujoco.mj_setState(model, data, state, int(mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_forward(model, data)
         if self._frame.body is not None:
-            # Sideways only: up and down is what one wants to see.
+            # Follow horizontally, so that vertical motion stays visible.
             self._view.lookat[:2] = data.xpos[self._frame.body, :2]
         every = int(mujoco.mjtCatBit.mjCAT_ALL)
         mujoco.mjv_updateScene(model, data, self._option, None, self._view, every, self._scene)
@@ -180,25 +180,25 @@ def _for_pictures(model: mujoco.MjModel, width: int, height: int) -> mujoco.MjMo
 
 _DIRECTIONAL = int(mujoco.mjtLightType.mjLIGHT_DIRECTIONAL)
 _FINE = 1.5
-"""Pictures are drawn so many times as large and shrunk, for smooth edges."""
+"""Supersampling factor of pictures, for smooth edges."""
 _COARSE = 0.375
-"""Shadows are drawn so many times as large: their edges are soft anyway."""
+"""Scale of the pictures that shadows are computed from: their edges are soft."""
 _SHADOW_MAP = 512
 _REACH = 1.5
-"""How far shadows reach from the middle, in distances of the camera."""
+"""Reach of shadows from the middle, in multiples of the camera's distance."""
 _SUN_AZIMUTH, _SUN_ELEVATION = -65.0, 55.0
-"""deg: to the right of where the camera looks, and above the horizon."""
+"""Direction of the sun, deg: from the camera's direction (negative is right), above the horizon."""
 _SUN_RADIUS = 0.035
-"""How far apart the suns of a penumbra stand, as a part of their distance."""
+"""Offset of the four suns of a penumbra, as a fraction of their distance."""
 _SUNS = np.array([(1, 1), (-1, 1), (-1, -1), (1, -1)]) * _SUN_RADIUS
 _AMBIENT, _HEAD, _SUN = 0.40, 0.22, 0.54
 
 
 class Studio(Renderer):
-    """Draws states of one model in the light that all tasks are shown in.
+    """Renders states of one model for films, with smooth edges and soft shadows.
 
-    MuJoCo's shadows have hard edges. Four suns close together give each a quarter of the light;
-    their shadows are drawn once, coarsely, and laid over the picture.
+    MuJoCo's shadows have hard edges. Four suns close together each give a quarter of the light;
+    their shadows are rendered at a low resolution and multiplied with the picture.
     """
 
     def __init__(self, model: mujoco.MjModel, shot: Camera, width: int, height: int) -> None:
@@ -233,7 +233,7 @@ class Studio(Renderer):
         return Image.fromarray(pixels[::-1])
 
     def _light(self) -> None:
-        """The suns and a lamp at the camera, in place of the model's own lights."""
+        """Replace the model's lights by the suns and a lamp at the camera."""
         scene, view = self._scene, self._view
         scene.nlight = 1 + len(_SUNS)
         lamp = scene.lights[0]

@@ -1,5 +1,4 @@
-"""Tasks that are also seen: a picture of every environment as the observation "image", and what the
-robot measures of itself as "proprio"."""
+"""Image observations: a rendered picture of every environment as the observation "image"."""
 
 from __future__ import annotations
 
@@ -20,18 +19,18 @@ from etude.envs.mujoco.task import SIMULATION, TARGET
 
 IMAGE = "image"
 _SLICES, _STACKS, _QUADS = 14, 8, 2
-"""Facets of round shapes: half of MuJoCo's. Drawing takes as long as there are facets, and at a few
-hundred pixels they cannot be seen."""
+"""Facets of round geoms: half of MuJoCo's. Rendering time grows with their number, and they are too
+small to see at a few hundred pixels."""
 _SKY = np.array([236, 241, 246], np.uint8)
 
 
 class QuickCamera(Renderer):
-    """A camera for many small pictures."""
+    """A renderer of many small pictures."""
 
     @classmethod
     def of(cls, env: MujocoEnv, size: int) -> QuickCamera:
-        """The task's picture camera, size x size pixels, without the model's finest details."""
-        # One core each: Mesa would take all of them for every picture.
+        """The task's picture camera with size x size pixels and coarser round geoms."""
+        # One thread: Mesa would use all cores for every picture.
         os.environ["LP_NUM_THREADS"] = "0"
         quality = env.simulation.model.vis.quality
         quality.numslices, quality.numstacks, quality.numquads = _SLICES, _STACKS, _QUADS
@@ -50,7 +49,7 @@ class QuickCamera(Renderer):
         return pixels[::-1]
 
     def pictures(self, states: Array, targets: Array) -> Array:
-        """[n, size, size, 3] uint8 of states [n, k] with their targets [n, 3]."""
+        """Render states [n, k] with their targets [n, 3]: [n, size, size, 3] uint8."""
         pairs = zip(states, targets, strict=True)
         shape = (len(states), self._rect.height, self._rect.width, 3)
         drawn: Array = np.empty(shape, np.uint8)
@@ -60,7 +59,7 @@ class QuickCamera(Renderer):
 
 
 class Pictured(EnvWrapper):
-    """Draws every environment after each step, in a thread of its own, to which OpenGL is bound."""
+    """Renders every environment after each step, in one thread, to which OpenGL is bound."""
 
     def __init__(self, inner: MujocoEnv, size: int) -> None:
         super().__init__(inner)
@@ -83,7 +82,7 @@ class Pictured(EnvWrapper):
         return super().ability(kind)
 
     def restart(self) -> Observations:
-        """All environments begin their next episode."""
+        """Reset every environment to its next episode."""
         restarting = ability(self.inner, Restarts)
         assert restarting is not None
         return self._seen(restarting.restart())

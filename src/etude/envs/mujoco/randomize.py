@@ -1,7 +1,8 @@
-"""What differs from episode to episode: domain randomisation and disturbances of any task.
+"""Domain randomisation and disturbances.
 
-Values are drawn per episode from the environment's own stream, written into per-environment fields
-of the model, and are part of the snapshot; constants that MuJoCo derives from them follow.
+Values are drawn at the start of each episode from the environment's random stream and written into
+per-environment fields of the model. They are part of the snapshot, and constants that MuJoCo
+derives from them are recomputed.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from etude.envs.mujoco.task import Draws, Part
 
 Range = tuple[float, float]
 Late = Annotated[int, Field(ge=0, le=1000)]
-"""Control steps of a delay: all between are kept."""
+"""A delay in control steps; the buffer keeps every step up to it."""
 _CONSTANTS = {"body_mass", "body_inertia", "dof_armature"}
-"""Fields from which MuJoCo derives constants."""
+"""Model fields from which MuJoCo derives constants."""
 
 
 class Vary(Part):
-    """Model fields of things whose names match, times a factor that is drawn per episode.
+    """Scale model fields of elements by a random factor in [1 - share, 1 + share] per episode.
 
-    `kind`: body, joint, geom or actuator. `fields`: all get the same factor. `each`: every thing
-    draws its own factor; otherwise all share one. `column`: only this one of a field's numbers.
-    `stream`: fields of several kinds that name the same one get the same factors.
+    `kind`: body, joint, geom or actuator. `fields`: model fields, scaled by the same factor.
+    `only`: regular expression of the elements' names. `each`: draw one factor per element instead
+    of one for all. `column`: the column of the field to scale; None scales all. `stream`: name of
+    the random stream; parts with the same stream draw the same factors.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Vary(Part):
         model = simulation.model
         found = matching(names_of(model, self._kind), self._only, self._kind)
         self._ids = np.array(found)
-        if self._kind == "joint":  # their fields here are by degree of freedom
+        if self._kind == "joint":  # the fields have one row per degree of freedom
             self._ids = np.flatnonzero(np.isin(model.dof_jntid, found))
         self._values = [getattr(model, field)[self._ids].copy() for field in self._fields]
         self._arrays = [simulation.expand(field) for field in self._fields]
@@ -70,14 +72,14 @@ class Vary(Part):
             self.env.simulation.update_constants(env_ids)
 
     def _factors(self, draws: Draws) -> Array:
-        """[k, things] or [k, 1]."""
+        """Factors [k, elements], or [k, 1] shared by all elements."""
         count = self._ids.size if self._each else 1
         low, high = 1.0 - self._share, 1.0 + self._share
         return draws.uniform(self._stream, count, low=low, high=high)
 
 
 class Mass(Vary):
-    """Mass and inertia of each body, and kilograms added to the robot's base."""
+    """Scale mass and inertia of each body, and add kilograms to the robot's base."""
 
     def __init__(self, robot: Robot, share: float, added: Range, only: str) -> None:
         super().__init__("body", ("body_mass", "body_inertia"), share, only)
@@ -92,7 +94,7 @@ class Mass(Vary):
 
 
 class Gravity(Part):
-    """Gravity times a factor."""
+    """Scale gravity by a random factor."""
 
     def __init__(self, factor: Range) -> None:
         self._factor = factor
@@ -109,7 +111,7 @@ class Gravity(Part):
 
 
 class JointOffset(Part):
-    """Encoders that are up to `size` (rad or m) off, for a whole episode."""
+    """Add a constant error of up to `size` (rad or m) to each joint encoder, drawn per episode."""
 
     def __init__(self, robot: Robot, size: float) -> None:
         self._robot, self._size = robot, size
@@ -126,9 +128,10 @@ class JointOffset(Part):
 
 
 class Push(Part):
-    """At random times the base's planar velocity changes by `speed` (m/s), in any direction.
+    """Push the base at random times: change its horizontal velocity by `speed` (m/s) in a random
+    direction.
 
-    `every`: least and most seconds from one push to the next, and from the start to the first.
+    `every`: range of seconds between pushes, and from the start of an episode to the first push.
     """
 
     def __init__(self, robot: Robot, speed: float, every: Range = (5.0, 10.0)) -> None:
@@ -158,34 +161,42 @@ class Push(Part):
 
 
 class Randomization(Config):
-    """How far episodes differ from the model; a share of .3 draws factors from .7 to 1.3."""
+    """Domain randomisation; a relative change of 0.3 draws factors from 0.7 to 1.3."""
 
-    mass: float = Field(0.0, ge=0, lt=1, description="Of each body: share of its mass, inertia.")
+    mass: float = Field(
+        0.0, ge=0, lt=1, description="Relative change of each body's mass and inertia."
+    )
     added_mass: tuple[float, float] = Field(
-        (0.0, 0.0), description="Kilograms added to the robot's base, at least and at most."
+        (0.0, 0.0), description="Mass added to the robot's base, kg: minimum and maximum."
     )
-    friction: float = Field(0.0, ge=0, lt=1, description="Of all geoms together: a share.")
+    friction: float = Field(
+        0.0, ge=0, lt=1, description="Relative change of the friction of all geoms."
+    )
     gains: float = Field(
-        0.0, ge=0, lt=1, description="Of each actuator: share of its stiffness and damping."
+        0.0, ge=0, lt=1, description="Relative change of each actuator's stiffness and damping."
     )
-    armature: float = Field(0.0, ge=0, lt=1, description="Of each joint: share of the armature.")
-    damping: float = Field(0.0, ge=0, lt=1, description="Of each joint: share of the damping.")
-    gravity: float = Field(0.0, ge=0, lt=1, description="Share of gravity.")
+    armature: float = Field(
+        0.0, ge=0, lt=1, description="Relative change of each joint's armature."
+    )
+    damping: float = Field(0.0, ge=0, lt=1, description="Relative change of each joint's damping.")
+    gravity: float = Field(0.0, ge=0, lt=1, description="Relative change of gravity.")
     joint_offset: float = Field(
-        0.0, ge=0, description="How far joint encoders are off at most, rad or m."
+        0.0, ge=0, description="Largest constant error of each joint encoder, rad or m."
     )
     latency: tuple[Late, Late] = Field(
-        (0, 0), description="Control steps until an action takes effect, at least and at most."
+        (0, 0), description="Delay of actions in control steps: minimum and maximum."
     )
     push: float = Field(0.0, ge=0, description="Change of the base's velocity by a push, m/s.")
     push_every: tuple[float, float] = Field(
-        (5.0, 10.0), description="Seconds from one push to the next, at least and at most."
+        (5.0, 10.0), description="Seconds between pushes: minimum and maximum."
     )
 
     def parts(self, robot: Robot, bodies: str = ".*", geoms: str = ".*") -> list[Part]:
-        """What changes the model and pushes the robot. `bodies`, `geoms`: whose mass and friction
-        change, as regular expressions of names. Latency is the action's: `delay=latency`."""
+        """The parts that change the model and push the robot.
 
+        `bodies`, `geoms`: regular expressions of the names whose mass and friction change.
+        `latency` is not among them: give it to the action, `delay=latency`.
+        """
         parts: list[Part] = []
         if self.mass or any(self.added_mass):
             parts.append(Mass(robot, self.mass, self.added_mass, bodies))

@@ -1,4 +1,4 @@
-"""The robot of a task: its joints and base, its feet, and what actions do to it."""
+"""Robots: joints and base, feet, and actions."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _FREE, _HINGE, _SLIDE = (
 
 
 def matching(names: Sequence[str], pattern: str, what: str) -> list[int]:
-    """Indices of the names that a regular expression matches whole; refuses none."""
+    """Indices of the names that match a regular expression in full; at least one must match."""
     found = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
     if not found:
-        known = ", ".join(name for name in names if name) or "none that has a name"
-        raise UsageError(f"No {what} of the model matches {pattern!r}; there are {known}.")
+        known = ", ".join(name for name in names if name) or "no names"
+        raise UsageError(f"No {what} of the model matches {pattern!r}; the model has {known}.")
     return found
 
 
 def names_of(model: mujoco.MjModel, kind: str) -> list[str]:
-    """The names of all bodies, joints, geoms or actuators ("" where there is none)."""
+    """Names of all bodies, joints, geoms or actuators; "" for those without a name."""
     count = {"body": model.nbody, "joint": model.njnt, "geom": model.ngeom, "actuator": model.nu}
     return [getattr(model, kind)(i).name for i in range(count[kind])]
 
 
 class Ground(Protocol):
-    """What a robot stands on."""
+    """The ground below a robot."""
 
     def height_at(self, points: Array) -> Array:
-        """[...] m: how high the ground is at points [..., 2]."""
+        """Height [...] m of the ground at points [..., 2]."""
         ...
 
 
 class Level:
-    """The ground z = 0."""
+    """Level ground at z = 0."""
 
     def height_at(self, points: Array) -> Array:
         return np.zeros(points.shape[:-1])
@@ -55,12 +55,12 @@ LEVEL = Level()
 
 
 class Robot(Part):
-    """Joints of one degree of freedom, and a base that floats where the model has a free joint.
+    """Joints of one degree of freedom, and a base, which floats if the model has a free joint.
 
-    `base`: the body whose motion is asked for; default the one with a free joint, or the first.
-    `joints`: a regular expression of names. `home`: a keyframe's name, or joint positions in the
-    model's order; default the model's own. `ground`: what heights are above. Joint arrays are in
-    the model's order.
+    `base`: name of the base body; default the body with a free joint, or the first. `joints`:
+    regular expression of the joints' names. `home`: name of a keyframe, or joint positions in the
+    model's order; default the model's `qpos0`. `ground`: heights are measured from it. Joint arrays
+    are in the model's order.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Robot(Part):
         self.root = int(model.jnt_qposadr[free[0]]) if self.floats else -1
         self.root_dof = int(model.jnt_dofadr[free[0]]) if self.floats else -1
         self.home: Array = self._find_home(model)
-        """[nq]: the pose that episodes begin from, before noise."""
+        """[nq]: the initial pose of episodes, before noise."""
         self.default_joints: Array = self.home[self.qpos_ids]
         """[joints] rad or m."""
         limited = model.jnt_limited[single].astype(bool)
@@ -98,7 +98,7 @@ class Robot(Part):
             limited[:, None], model.jnt_range[single], [-np.inf, np.inf]
         )
         self.joint_offset: Array = np.zeros((self.env.num_envs, len(single)))
-        """[num_envs, joints]: how far encoders are off; see `randomize.JointOffset`."""
+        """[num_envs, joints]: errors of the encoders; see `randomize.JointOffset`."""
         self._xpos = simulation.bind("xpos")[:, self.body]
         self._xmat = simulation.bind("xmat")[:, self.body].reshape(-1, 3, 3)
         self._cvel = simulation.bind("cvel")[:, self.body]
@@ -126,7 +126,7 @@ class Robot(Part):
 
     @derived
     def joint_positions(self) -> Array:
-        """[num_envs, joints] rad or m, from the home pose, as encoders measure them."""
+        """[num_envs, joints] rad or m: positions from the home pose, with the encoders' errors."""
         return self._qpos[:, self.qpos_ids] - self.default_joints + self.joint_offset
 
     @derived
@@ -136,12 +136,12 @@ class Robot(Part):
 
     @derived
     def position(self) -> Array:
-        """[num_envs, 3] m: where the base is in the world."""
+        """[num_envs, 3] m: position of the base in the world."""
         return self._xpos.copy()
 
     @derived
     def height(self) -> Array:
-        """[num_envs] m: of the base above the ground."""
+        """[num_envs] m: height of the base above the ground."""
         return self._xpos[:, 2] - self._ground.height_at(self._xpos[:, :2])
 
     @derived
@@ -151,34 +151,35 @@ class Robot(Part):
 
     @derived
     def world_velocity(self) -> Array:
-        """[num_envs, 3] m/s: of the base's origin, along the world's axes."""
+        """[num_envs, 3] m/s: velocity of the base's origin in the world frame."""
         if self.floats:
             return self._qvel[:, self.root_dof : self.root_dof + 3].copy()
         return self._cvel[:, 3:] + np.cross(self._cvel[:, :3], self._xpos - self._subtree)
 
     @derived
     def velocity(self) -> Array:
-        """[num_envs, 3] m/s: the same along the base's own axes."""
+        """[num_envs, 3] m/s: velocity of the base's origin in the base frame."""
         found: Array = np.einsum("nji,nj->ni", self._xmat, self.world_velocity)
         return found
 
     @derived
     def heading_velocity(self) -> Array:
-        """[num_envs, 3] m/s: the same along the axes of the base's heading, which stay level."""
+        """[num_envs, 3] m/s: velocity of the base's origin in the frame of its heading, which is
+        level."""
         x, y = self.heading[:, 0], self.heading[:, 1]
         v = self.world_velocity
         return np.stack([x * v[:, 0] + y * v[:, 1], x * v[:, 1] - y * v[:, 0], v[:, 2]], axis=1)
 
     @derived
     def heading(self) -> Array:
-        """[num_envs, 2]: the direction of the base's x axis on the ground, of length 1."""
+        """[num_envs, 2]: unit vector of the base's x axis on the ground."""
         forward = self._xmat[:, :2, 0]
         found: Array = forward / np.maximum(np.linalg.norm(forward, axis=1, keepdims=True), 1e-9)
         return found
 
     @derived
     def angular_velocity(self) -> Array:
-        """[num_envs, 3] rad/s: as a gyroscope in the base measures it."""
+        """[num_envs, 3] rad/s: angular velocity in the base frame, as a gyroscope measures it."""
         if self.floats:
             return self._qvel[:, self.root_dof + 3 : self.root_dof + 6].copy()
         found: Array = np.einsum("nji,nj->ni", self._xmat, self._cvel[:, :3])
@@ -186,20 +187,20 @@ class Robot(Part):
 
     @derived
     def yaw_rate(self) -> Array:
-        """[num_envs] rad/s: about the world's vertical."""
+        """[num_envs] rad/s: angular velocity about the world's vertical."""
         found: Array = np.einsum("ni,ni->n", self._xmat[:, 2], self.angular_velocity)
         return found
 
     @derived
     def gravity(self) -> Array:
-        """[num_envs, 3]: the direction of gravity along the base's axes; (0, 0, -1) is upright."""
+        """[num_envs, 3]: direction of gravity in the base frame; (0, 0, -1) is upright."""
         return -self._xmat[:, 2]
 
 
 class Feet(Part):
-    """Geoms that touch the ground: contact, time in the air, height and velocity.
+    """Contact, air time, height and velocity of the feet.
 
-    `geoms`: a regular expression of names. `ground`: what heights are above.
+    `geoms`: regular expression of the feet's geom names. `ground`: heights are measured from it.
     """
 
     def __init__(self, geoms: str, ground: Ground = LEVEL) -> None:
@@ -211,7 +212,7 @@ class Feet(Part):
             sensor = spec.add_sensor(name=f"contact/{geoms[i]}")
             sensor.type = mujoco.mjtSensor.mjSENS_CONTACT
             sensor.objtype, sensor.objname = mujoco.mjtObj.mjOBJ_GEOM, geoms[i]
-            sensor.intprm[:3] = (1, 0, 1)  # whether there is one, unreduced, at most one
+            sensor.intprm[:3] = (1, 0, 1)  # field "found", unreduced, at most one contact
 
     def bind(self) -> None:
         simulation = self.env.simulation
@@ -226,23 +227,24 @@ class Feet(Part):
         self._radius = model.geom_rbound[self.geom_ids]
         count = len(self.names)
         self.air_time = self.env.state("feet/air_time", count)
-        """[num_envs, feet] s: since each foot was last on the ground, of the last flight."""
+        """[num_envs, feet] s: time since each foot was last on the ground."""
         self._last = self.env.state("feet/position", count, 3)
         self.contact: Array = np.zeros((self.env.num_envs, count), np.bool_)
-        """[num_envs, feet]: whether each foot touches anything."""
+        """[num_envs, feet]: whether the foot is in contact."""
         self.landed: Array = np.zeros_like(self.contact)
-        """[num_envs, feet]: whether it has just come down; `air_time` is the flight's then."""
+        """[num_envs, feet]: whether the foot landed in this step; `air_time` still has its
+        flight."""
         self.velocity: Array = np.zeros_like(self._last)
-        """[num_envs, feet, 3] m/s, over the last control step."""
+        """[num_envs, feet, 3] m/s: mean velocity over the last control step."""
 
     @derived
     def position(self) -> Array:
-        """[num_envs, feet, 3] m: of the geoms' centres, in the world."""
+        """[num_envs, feet, 3] m: positions of the geoms' centres in the world."""
         return self._xpos[:, self.geom_ids]
 
     @derived
     def height(self) -> Array:
-        """[num_envs, feet] m: of the lowest point of each foot above the ground."""
+        """[num_envs, feet] m: height of each foot's lowest point above the ground."""
         place = self.position
         ground = self._ground.height_at(place[:, :, :2])
         found: Array = place[:, :, 2] - self._radius - ground
@@ -257,7 +259,7 @@ class Feet(Part):
 
     def update(self) -> None:
         dt = self.env.dt
-        # A foot that landed in the last step begins its next flight at zero.
+        # The flight of a foot that landed in the last step is over.
         self.air_time[self.contact] = 0.0
         self.contact[:] = self._found[:, self._sensors] > 0
         self.air_time += dt
@@ -270,7 +272,7 @@ class Feet(Part):
 
 
 class Controls(Action):
-    """Actions in [-1, 1] span every actuator's range of controls (1 where there is none)."""
+    """Actions in [-1, 1], scaled to each actuator's control range ([-1, 1] without a range)."""
 
     def bind(self) -> None:
         model = self.env.simulation.model
@@ -296,11 +298,11 @@ class Controls(Action):
 
 
 class JointTargets(Action):
-    """Actions are joint targets: home pose + scale x action, kept in the joints' ranges.
+    """Actions are joint position targets: home pose + scale x action, clipped to the joint ranges.
 
-    `reference` gives [num_envs, n] rad that are added: the motion around which actions move joints.
-    With `stiffness` the robot's actuators are replaced by position servos, of `stiffness` and
-    `damping` (N m/rad, N m s/rad) and at most `torque` (N m), a number or {pattern: number}.
+    `reference`: function that returns [num_envs, n] rad to add, such as a gait. `stiffness`:
+    replace the robot's actuators by position servos with `stiffness` (N m/rad), `damping` (N m
+    s/rad) and a limit of `torque` (N m), a number or {pattern: number}.
     """
 
     def __init__(
@@ -352,8 +354,8 @@ class JointTargets(Action):
         ]
         if missing:
             raise UsageError(
-                f"JointTargets needs an actuator for every joint; {', '.join(missing)} has none: "
-                "give it a stiffness, or the robot fewer joints."
+                f"JointTargets needs an actuator for every joint, and {', '.join(missing)} has "
+                "none: give JointTargets a stiffness, or the robot fewer joints."
             )
         self.size = len(robot.joint_names)
         self.actuators = np.array([joint_of[int(j)] for j in robot.joint_ids])
@@ -381,7 +383,7 @@ class JointTargets(Action):
         np.multiply(actions, self._scale, out=self.target)
         if self._reference is not None:
             self.target += self._reference()
-        # Encoders that are off make the servo aim beside the target by as much.
+        # The error of an encoder shifts the target of its servo.
         self.target += robot.default_joints - robot.joint_offset
         low, high = robot.joint_range.T
         self._control[:, self.actuators] = np.clip(self.target, low, high)

@@ -1,4 +1,4 @@
-"""MuJoCo's native batch as a simulation that cannot fail silently, and how pictures show it."""
+"""Parallel simulation with MuJoCo's batch engine, with every failure raised; cameras and models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from etude.core.trees import Tree
 
 Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
 """An MJCF file, the name of a robot of MuJoCo Menagerie, MJCF text, a spec, or a compiled model,
-which no part can add to."""
+to which parts cannot add."""
 
 _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 _VELOCITY_STAGE = int(mujoco.mjtStage.mjSTAGE_VEL)
@@ -43,14 +43,14 @@ _UP_TO_VELOCITY = (
     *("actuator_length", "actuator_velocity", "ten_length", "ten_velocity"),
     *("qfrc_bias", "qfrc_passive"),
 )
-"""Derived fields that MuJoCo computes before accelerations. Any other counts as one of the
-acceleration stage: where it is not, resets only take longer than they need."""
+"""Derived fields that MuJoCo computes before accelerations. All others are treated as fields of the
+acceleration stage; for those that are not, a reset only takes longer."""
 _BY_THE_INTEGRATOR = ("qDeriv", "qH", "qHDiagInv", "qLU")
 
 
 def _warn(text: str) -> None:
-    """Print what MuJoCo remarks on a model. What it remarks on a step, of every environment, is an
-    error here, see `Simulation._check`."""
+    """Print MuJoCo's warnings about a model. Those about a step are raised as errors, see
+    `Simulation._check`."""
     if "Time = " not in text:
         print(f"MuJoCo: {text}", file=sys.stderr)
 
@@ -59,7 +59,7 @@ mujoco.set_mju_user_warning(_warn)
 
 
 class Simulation:
-    """Parallel environments of one model. Bound arrays are live; state fields are writable."""
+    """Parallel environments of one model. Bound arrays are views; state fields are writable."""
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, threads: int = 1) -> None:
         self.model = model
@@ -71,20 +71,20 @@ class Simulation:
         self._accelerations: dict[str, Array] = {}
         """Bound fields of the acceleration stage."""
         self.watch: Callable[[], None] | None = None
-        """Called after every physics step, while finished environments stand where they ended."""
+        """Called after every physics step, before finished environments are reset."""
         self._batch.reset(stage=_NO_STAGE)
-        # Copying a state costs a tenth of MuJoCo's own reset and gives the same numbers: zero
-        # velocity, time, controls, forces and warm start.
+        # Copying this state costs a tenth of MuJoCo's reset and has the same result: zero velocity,
+        # time, controls, forces and warm start.
         self._initial: Array = self._batch.state[0].copy()
 
     @property
     def state(self) -> Array:
-        """[num_envs, n] float64: everything MuJoCo integrates, warm start included. Live."""
+        """[num_envs, n] float64: the integration state with the warm start; a view."""
         state: Array = self._batch.state
         return state
 
     def bind(self, name: str) -> Array:
-        """A live [num_envs, ...] array over an MjData field; derived fields are read-only.
+        """View [num_envs, ...] of an MjData field; derived fields are read-only.
 
         Fields of the acceleration stage (forces, accelerations, touch) describe the last substep
         after a step, and the state itself after a reset.
@@ -106,26 +106,27 @@ class Simulation:
         return name not in _UP_TO_VELOCITY
 
     def site(self, name: str) -> Array:
-        """[num_envs, 3] float64, live: where a site is."""
+        """Position of a site, [num_envs, 3] float64; a view."""
         return self.bind("site_xpos")[:, self.model.site(name).id]
 
     def jacobians(self, body: int, point: Array) -> tuple[Array, Array]:
-        """How a point [num_envs, 3] of a body moves, turns with the joints: [num_envs, 3, nv]."""
+        """Jacobians (translation, rotation) [num_envs, 3, nv] of a point [num_envs, 3] of a
+        body."""
         translation, rotation = self._batch.jac(body, point)
         return translation, rotation
 
     def expand(self, name: str) -> Array:
-        """Values per environment of a model field, [num_envs, ...], live and writable.
+        """Per-environment values [num_envs, ...] of a model field; a writable view.
 
-        They are part of the snapshot. After writing masses, sizes and the like call
-        `update_constants`, so that what MuJoCo derives from them follows.
+        They are part of the snapshot. Call `update_constants` after writing fields that MuJoCo
+        derives constants from, such as masses and sizes.
         """
         array: Array = self._batch.expand(name)
         self._find_expanded()
         return array
 
     def update_constants(self, env_ids: Array | None = None) -> None:
-        """Recompute what MuJoCo derives from expanded model fields."""
+        """Recompute the constants that MuJoCo derives from expanded model fields."""
         self._batch.set_const(env_ids)
         self._find_expanded()
 
@@ -135,17 +136,17 @@ class Simulation:
         )
 
     def step(self, substeps: int, lagged: bool = False) -> float:
-        """Advance all environments; the seconds it took.
+        """Advance all environments by `substeps` physics steps; returns the seconds taken.
 
-        Derived fields then describe the new state, or with `lagged` that before the last substep.
+        Derived fields describe the new state, or with `lagged` the state before the last substep.
         """
         np.copyto(self._before, self._batch.state)
-        # One sum finds a NaN or an infinity anywhere; MuJoCo would clamp an infinite control.
+        # One sum detects any NaN or infinity; MuJoCo would clamp an infinite control.
         if not np.isfinite(np.add.reduce(self._before, axis=None)):
             self._name_input()
         start = perf_counter()
         try:
-            if self.watch is not None:  # The same numbers, one physics step after the other.
+            if self.watch is not None:  # Single physics steps give the same numbers.
                 for _ in range(substeps - 1):
                     self._batch.step(nstep=1, stage=_NO_STAGE)
                     self.watch()
@@ -160,13 +161,13 @@ class Simulation:
         return seconds
 
     def reset(self, env_ids: Array) -> None:
-        """Environments [k] to the model's initial state, with derived fields not yet computed."""
+        """Set environments [k] to the model's initial state, without computing derived fields."""
         self._batch.state[env_ids] = self._initial
 
     def forward(self, env_ids: Array | None = None) -> None:
-        """Derived fields of environments [k] from their state, which stays as it is."""
+        """Compute the derived fields of environments [k] from their state."""
         np.copyto(self._before, self._batch.state)
-        # Without the acceleration stage its fields would be those of whichever simulation the
+        # Without the acceleration stage, its fields would be left from the simulation that the
         # engine's thread computed before.
         stage = _ACCELERATION_STAGE if self._accelerations else _VELOCITY_STAGE
         try:
@@ -176,7 +177,7 @@ class Simulation:
         self._check()
 
     def _check(self) -> None:
-        # MuJoCo resets a diverged simulation by itself and goes on; only this counter tells.
+        # MuJoCo resets a diverged simulation and continues; only this counter shows it.
         if not self._warnings.any():
             return
         env_id, code = (int(index) for index in np.argwhere(self._warnings)[0])
@@ -188,7 +189,7 @@ class Simulation:
         self._fail(env_id, _REASONS[code])
 
     def _name_input(self) -> None:
-        """Raise about the first number in the state that is not finite."""
+        """Raise an error for the first number in the state that is not finite."""
         for name in _INPUTS:
             bad = np.argwhere(~np.isfinite(self.bind(name)))
             if bad.size:
@@ -209,12 +210,12 @@ class Simulation:
         }
 
     def restore(self, snapshot: Tree) -> None:
-        """Continue from a snapshot of as many environments; derived fields are computed."""
+        """Restore a snapshot of the same number of environments, and compute derived fields."""
         state = snapshot["state"]
         if state.shape != self._batch.state.shape:
             raise UsageError(
-                f"This snapshot has {state.shape[0]} environments of {state.shape[1]} numbers, the "
-                f"simulation {self.num_envs} of {self._batch.state.shape[1]}."
+                f"This snapshot has {state.shape[0]} environments of {state.shape[1]} numbers, and "
+                f"the simulation {self.num_envs} of {self._batch.state.shape[1]}."
             )
         model = snapshot["model"]
         for name in {*model, *self._expanded}:
@@ -225,14 +226,14 @@ class Simulation:
         self._batch.state[...] = state
         self._batch.warning[...] = 0
         self.forward()
-        # These describe the last substep, which cannot be computed again from the state after it.
+        # These describe the last substep, which cannot be recomputed from the state after it.
         for name, values in snapshot["accelerations"].items():
             if name in self._accelerations:
                 _overwrite(self._accelerations[name], values)
 
 
 def _overwrite(output: Array, values: Array) -> None:
-    """Put values into an array that is otherwise only read, as the next step replaces them."""
+    """Write to a read-only array, whose values the next step replaces."""
     output.flags.writeable = True
     output[...] = values
     output.flags.writeable = False
@@ -240,31 +241,31 @@ def _overwrite(output: Array, values: Array) -> None:
 
 @dataclass(frozen=True)
 class Camera:
-    """Where the camera of a task stands, and how the view's `target` is drawn, if it has one."""
+    """Camera of a task, and the marker of its view's `target`."""
 
     look_at: tuple[float, float, float] | None = None
-    """m; None: the middle of what moves."""
+    """Point to look at, m; None: the middle of the moving bodies."""
     follow: str | None = None
-    """A body that stays above `look_at`, wherever it goes; None: the root of the robot, where it
-    floats and no `look_at` is given."""
+    """Name of a body that the camera follows, kept above `look_at`; None: the root of a floating
+    robot if no `look_at` is given."""
     distance: float | None = None
-    """m from it; None: so that what moves is seen whole; of a robot on a fixed base, wherever its
-    joints take it."""
+    """Distance from that point, m; None: far enough to show all moving bodies, for a robot on a
+    fixed base in all poses of its joints."""
     azimuth: float = 140.0
-    """deg about the vertical: 180 looks along -x, at the front of an arm that faces +x."""
+    """Angle about the vertical, deg: 180 looks along -x, at the front of an arm that faces +x."""
     elevation: float = -25.0
-    """deg."""
+    """Angle above the horizon, deg."""
     floor: float | None = None
-    """m: where to draw a floor, for a model that has none."""
+    """Height of the floor to draw for a model without one, m."""
     target: Literal["sphere", "disc"] = "sphere"
     target_radius: float = 0.02
-    """m."""
+    """Radius of the marker, m."""
     target_sink: float = 0.0
-    """m that the mark lies below the target: a disc is drawn where things rest, not in them."""
+    """Depth of the marker below the target, m: a disc lies on the surface under an object."""
 
 
 def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:
-    """A spec that can be edited: of a file or a name, of MJCF text or of a spec."""
+    """An editable spec of a file, a name in MuJoCo Menagerie, MJCF text or a spec."""
     if isinstance(model, mujoco.MjSpec):
         return model.copy()
     try:
@@ -278,12 +279,12 @@ def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:
 def compile_model(
     model: Model, edits: Sequence[Callable[[mujoco.MjSpec], None]] = ()
 ) -> mujoco.MjModel:
-    """The model with what parts add to it, which is their method `edit`."""
+    """Compile the model after the parts' methods `edit` have added to it."""
     if isinstance(model, mujoco.MjModel):
         if edits:
             raise UsageError(
                 f"{type(getattr(edits[0], '__self__', edits[0])).__name__} adds to the model, and "
-                "a compiled one cannot be changed: give the task a file or an MjSpec."
+                "a compiled model cannot be changed: give the task a file or an MjSpec."
             )
         return model
     spec = load_spec(model)
@@ -296,10 +297,10 @@ def compile_model(
 
 
 def avoid_sparse(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Set dense Jacobians where MuJoCo computes wrong with sparse ones; notes for the plan.
+    """Set dense Jacobians where MuJoCo's sparse ones are wrong; returns notes for the plan.
 
-    4.0.0 builds a wrong Hessian of the Newton solver from a sparse constraint Jacobian, which it
-    chooses by itself from 60 degrees of freedom on. 4.0.1 mends that.
+    From 60 degrees of freedom on, MuJoCo 4.0.0 uses a sparse constraint Jacobian, from which it
+    builds a wrong Hessian for the Newton solver. 4.0.1 fixes that.
     """
     if mujoco.mj_versionString() != "4.0.0" or not mujoco.mj_isSparse(model):
         return ()
@@ -311,7 +312,8 @@ def avoid_sparse(model: mujoco.MjModel) -> tuple[str, ...]:
 
 
 def digest(model: mujoco.MjModel) -> str:
-    """SHA-256 over the numbers of a model that move it: without names, files and looks."""
+    """SHA-256 of the numbers of a model that affect its physics, without names, files and
+    visuals."""
     found, looks = hashlib.sha256(), ("name", "text", "tex_", "mat_", "light_", "cam_", "skin_")
     for part in (model, model.opt):
         for name in sorted(dir(part)):
@@ -323,10 +325,10 @@ def digest(model: mujoco.MjModel) -> str:
 
 
 def model_file(model: str | Path) -> Path:
-    """An MJCF or URDF file, or that of a robot of MuJoCo Menagerie by its name.
+    """Find an MJCF or URDF file, or a robot of MuJoCo Menagerie by its name.
 
-    A name is "unitree_go1", which is the robot on its floor, or "unitree_go1/go1", which is one of
-    its files. The package `mujoco-menagerie` finds it, and downloads it when it is first used.
+    A name such as "unitree_go1" is the robot with its floor; "unitree_go1/go1" is one of its files.
+    The package `mujoco-menagerie` downloads a robot when it is first used.
     """
     path = Path(model).expanduser()
     if path.exists():
@@ -339,7 +341,7 @@ def model_file(model: str | Path) -> Path:
     except ImportError:
         raise UsageError(
             f"There is no model file {path}. If {robot} is a robot of MuJoCo Menagerie, install "
-            "its package: pip install mujoco-menagerie."
+            "the package: pip install mujoco-menagerie."
         ) from None
     try:
         return Path(menagerie.get(robot).xml(entry or None))

@@ -1,7 +1,7 @@
-"""A task on MuJoCo: its model, its parts and its named terms. `MujocoEnv` runs many of it at once.
+"""A task on MuJoCo: model, parts and named terms. `MujocoEnv` simulates it in parallel.
 
-Terms are plain functions that give [num_envs] or [num_envs, n] numbers. What has state, or acts on
-the simulation, is a `Part`: robots, commands, random pushes.
+Terms are functions that return [num_envs] or [num_envs, n] numbers. Whatever has state or acts on
+the simulation is a `Part`: robots, commands, random pushes.
 """
 
 from __future__ import annotations
@@ -24,49 +24,48 @@ from etude.envs.mujoco.simulation import Camera, Model, Simulation
 Function = Callable[[Any], Array]
 F = TypeVar("F", bound=Callable[..., Array])
 Term = Callable[[Any], Array]
-"""A function of the task's view, or of the environment where the task has none."""
+"""A function of the task's view, or of the environment if the task has no view."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A term [num_envs, n] or [num_envs], and how it is measured: each only where given, in this
-    order."""
+    """A term [num_envs, n] or [num_envs] with its pipeline, applied in the order of the fields."""
 
     term: Function
     noise: float | Array = 0.0
-    """Uniform noise of up to so much either way, in the term's unit."""
+    """Half-width of uniform noise, in the term's unit."""
     clip: tuple[float, float] | None = None
     scale: float | Array = 1.0
     delay: tuple[int, int] = (0, 0)
-    """The measurement is so many control steps old, at least and at most: drawn per episode."""
+    """Delay in control steps (minimum, maximum), drawn per episode."""
     history: int = 1
-    """The last so many measurements, newest first."""
+    """Number of stacked measurements, newest first."""
     unit: str = ""
-    """Of the term, before `scale`; a term that is `measured` says its own."""
+    """Unit of the term before `scale`; default that of its decorator `measured`."""
     about: str = ""
-    """What the term is, for whoever measures it on a robot; default its docstring's first line."""
+    """Description for exports, for use on a robot; default the first paragraph of its docstring."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay[0] <= self.delay[1] or self.history < 1:
             raise UsageError(
-                f"An observation's delay is (least, most) in steps, and its history 1 or more: not "
-                f"{self.delay} and {self.history}."
+                f"An observation's delay must be (minimum, maximum) in steps, and its history 1 or "
+                f"more, not {self.delay} and {self.history}."
             )
 
     @property
     def is_plain(self) -> bool:
-        """Whether the term is shown as it is."""
+        """Whether the term is observed unchanged."""
         late = self.delay[1] or self.history > 1
         return not (np.any(self.noise) or self.clip or np.any(self.scale != 1.0) or late)
 
     @classmethod
     def of(cls, term: Function | Observation) -> Observation:
-        """The term with its pipeline, or with an empty one."""
+        """The term with an empty pipeline, or the observation unchanged."""
         return term if isinstance(term, Observation) else cls(term)
 
 
 def measured(unit: str) -> Callable[[F], F]:
-    """Decorates a term that gives numbers in this unit, "1" for those without."""
+    """Decorator that sets the unit of a term; "1" for numbers without a unit."""
 
     def decorate(term: F) -> F:
         term.unit = unit  # type: ignore[attr-defined]
@@ -77,73 +76,73 @@ def measured(unit: str) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class Group:
-    """Terms that share a delay and a history, on top of their own pipelines."""
+    """Terms with a common delay and history, applied after their own pipelines."""
 
     terms: Mapping[str, Function | Observation]
     delay: tuple[int, int] = (0, 0)
     history: int = 1
     dtype: str = "float32"
-    """What policies read is float32."""
+    """Policies read float32."""
 
     @classmethod
     def of(cls, terms: Mapping[str, Function | Observation] | Group) -> Group:
-        """The group, or one of these terms that share nothing."""
+        """The terms as a group without delay or history, or the group unchanged."""
         return terms if isinstance(terms, Group) else cls(terms)
 
 
 class TaskEnv(Protocol):
-    """The environments of a task, as its parts and terms see them."""
+    """The parallel environments of a task, as its parts and terms see them."""
 
     task: Task
     parts: tuple[Part, ...]
     edits: list[Any]
-    """What parts add to the model before it is compiled."""
+    """The parts' methods `edit`, which add to the model before it is compiled."""
     num_envs: int
     simulation: Simulation
     view: Any
-    """What terms are given: `Task.view`, or the environments themselves."""
+    """The argument of terms: `Task.view`, or the environments themselves."""
     dt: float
-    """Seconds of a control step."""
+    """Length of a control step, s."""
     tick: int
-    """Counts the states of the simulation."""
+    """Number of the simulation's current state."""
     episode: Array
-    """[num_envs] int64: which episode each environment is in."""
+    """[num_envs] int64: number of each environment's current episode."""
     elapsed: Array
-    """[num_envs] int64: control steps since the episode's start."""
+    """[num_envs] int64: control steps since the start of the episode."""
     action: Array
     """[num_envs, n]: the policy's last action."""
     last_action: Array
-    """[num_envs, n]: the action before the last; zero at an episode's start."""
+    """[num_envs, n]: the action before the last; zero at the start of an episode."""
     seed: np.uint64
     streams: Streams
 
     @property
     def draws(self) -> Draws:
-        """Random numbers for this step, in all environments."""
+        """Random numbers of this step for all environments."""
 
     @property
     def reward_sums(self) -> dict[str, Array]:
-        """{term: [num_envs]}: weighted, added up since the episode's start; live arrays."""
+        """Weighted rewards summed over the open episode, {term: [num_envs]}; live arrays."""
 
     def state(self, name: str, *shape: int, dtype: str = "float64") -> Array:
-        """A new live array [num_envs, *shape] of zeros that is part of every snapshot."""
+        """A new array [num_envs, *shape] of zeros that is part of every snapshot."""
 
     def keep(self, name: str, array: Array) -> Array:
-        """Make a live array [num_envs, ...] part of every snapshot; write it in place."""
+        """Add an array [num_envs, ...] to every snapshot; write to it in place."""
 
 
 class Draws:
-    """Random numbers of some environments, decided by key, environment, episode, step and a name.
+    """Counter-based random numbers of some environments.
 
-    Nothing is stored between steps, so nothing has to be in a snapshot, and the same numbers come
-    however often they are asked for.
+    They are a function of key, environment, episode, step and a name, so a snapshot needs no state
+    of generators and repeated calls return the same numbers.
     """
 
     def __init__(self, env: TaskEnv, env_ids: Array | slice = slice(None)) -> None:
         self._env, self._env_ids = env, env_ids
 
     def uniform(self, name: str, *shape: int, low: Any = 0.0, high: Any = 1.0) -> Array:
-        """[k, *shape] float64 in [low, high), which may be arrays of that shape."""
+        """[k, *shape] float64 in [low, high); the bounds may be arrays of that shape."""
         count = int(np.prod(shape))
         stream = np.uint64(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little"))
         index = np.arange(1, count + 1, dtype=np.uint64)
@@ -159,18 +158,18 @@ class Draws:
         return normal
 
     def integers(self, name: str, low: int, high: int) -> Array:
-        """[k] int64 from low to high, both included."""
+        """[k] int64 from low to high inclusive."""
         found: Array = np.floor(self.uniform(name, low=low, high=high + 1)).astype(np.int64)
         return found
 
     @cached_property
     def generators(self) -> list[np.random.Generator]:
-        """numpy's generators, one per environment, at the start of its episode's stream."""
+        """A numpy generator per environment, at the start of its episode's stream."""
         ids = np.arange(self._env.num_envs)[self._env_ids]
         return self._env.streams.begin(ids.tolist(), self._env.episode[ids].tolist())
 
     def _moments(self) -> Array:
-        """[k] uint64: a number for this step of each environment's episode."""
+        """[k] uint64: hash of environment, episode and step."""
         env, ids = self._env, self._env_ids
         who = np.arange(env.num_envs, dtype=np.uint64)[ids] + np.uint64(1)
         episode = mix(mix(env.seed + who * GOLDEN) + env.episode[ids].astype(np.uint64) * GOLDEN)
@@ -179,7 +178,8 @@ class Draws:
 
 
 class Part:
-    """Something of a task that has state, or acts on the simulation; override what is needed."""
+    """A component of a task with state or an effect on the simulation. Override the hooks it
+    needs."""
 
     _env: TaskEnv | None = None
 
@@ -188,41 +188,42 @@ class Part:
         """The environments that the part belongs to."""
         if self._env is None:
             raise UsageError(
-                f"This {type(self).__name__} belongs to no environment: name it in Task(parts=...)."
+                f"This {type(self).__name__} has no environment: add it to Task(parts=...)."
             )
         return self._env
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        """Add to the model before it is compiled: sensors, actuators, terrain. It may be asked for
-        again, by whoever draws pictures."""
+        """Add sensors, actuators or terrain to the model before it is compiled. Called again for
+        the model that pictures are drawn from."""
 
     def bind(self) -> None:
-        """Find arrays and ids once `self.env` is there; its simulation is not stepped yet."""
+        """Bind arrays and look up ids. Called once `self.env` is set, before the first step."""
 
     def reset(self, env_ids: Array, draws: Draws) -> None:
-        """Write the start of an episode of environments [k], which hold the model's defaults."""
+        """Write the initial state of environments [k], which hold the model's defaults."""
 
     def begin(self, env_ids: Array, draws: Draws) -> None:
-        """The same for what depends on where things are: derived fields are computed by now."""
+        """Start the episodes of environments [k]. Called after `reset`, with derived fields
+        computed."""
 
     def act(self) -> None:
-        """Before the physics of every control step, in all environments."""
+        """Called before the physics of every control step."""
 
     def update(self) -> None:
-        """After it."""
+        """Called after the physics of every control step."""
 
     def change(self) -> None:
-        """After the step was rewarded, before what comes next is observed: new commands."""
+        """Called after the rewards of a step, before the observations, to change commands."""
 
     def restored(self) -> None:
-        """After a snapshot was restored: bring up to date what is no state."""
+        """Called after a snapshot was restored, to update what is derived from the state."""
 
 
 P = TypeVar("P", bound=Part)
 
 
 class derived(Generic[P]):  # noqa: N801 - used like `property`
-    """A property of a part that is computed once for every state of the simulation."""
+    """A property of a part, computed once per state of the simulation."""
 
     def __init__(self, compute: Callable[[P], Array]) -> None:
         self._compute, self.__doc__ = compute, compute.__doc__
@@ -240,19 +241,20 @@ class derived(Generic[P]):  # noqa: N801 - used like `property`
 
 
 class Action(Part):
-    """What a policy's action [num_envs, n] does: `apply` writes controls.
+    """The action term: `apply` writes the controls for actions [num_envs, n].
 
-    `delay`: an action takes effect so many control steps late, at least and at most; drawn for
-    every episode.
+    `delay`: control steps until an action takes effect (minimum, maximum), drawn per episode.
     """
 
     size: int
-    """Numbers of an action, known once the model is there."""
+    """Dimension of an action, set in `bind`."""
     limit: float = 1.0
 
     def __init__(self, delay: tuple[int, int] = (0, 0)) -> None:
         if not 0 <= delay[0] <= delay[1]:
-            raise UsageError(f"The delay of actions is (least, most) in steps, not {delay}.")
+            raise UsageError(
+                f"The delay of actions must be (minimum, maximum) in steps, not {delay}."
+            )
         self.delay = delay
 
     @property
@@ -266,64 +268,64 @@ class Action(Part):
 
 @dataclass(frozen=True)
 class Task:
-    """A task: what is simulated, what is seen, what is rewarded, and when episodes end."""
+    """A task: model, actions, observations, rewards and terminations."""
 
     model: Model
     action: Action
     observations: Mapping[str, Mapping[str, Term | Observation] | Group]
-    """{observation: {term: function}}, concatenated in order. Policies read "state"."""
+    """{observation: {term: function}}: terms are concatenated in order. Policies read "state"."""
     rewards: Mapping[str, tuple[Term, float]]
     """{term: (function, weight)}; a term of weight 0 is not computed."""
     max_episode_steps: int
-    """Control steps after which time has run out."""
+    """Control steps after which an episode is truncated."""
     substeps: int = 1
-    """Physics steps of a control step."""
+    """Physics steps per control step."""
     terminations: Mapping[str, Term] = field(default_factory=dict)
-    """{term: [num_envs] bool}: any of them ends the episode."""
+    """{term: [num_envs] bool}: any of them terminates the episode."""
     success: Term | Literal["survived"] | None = "survived"
-    """[num_envs] bool, asked when an episode ends. "survived": whether no termination ended it;
-    None: only the return says how well it went."""
+    """[num_envs] bool, evaluated when an episode ends. "survived": the episode was truncated, not
+    terminated; None: the task has no success, only a return."""
     statistics: Mapping[str, Term] = field(default_factory=dict)
     """{name: [num_envs]}: logged when an episode ends."""
     outcomes: tuple[str, ...] = ()
-    """What the statistic "outcome" counts through, success first; (): names of terminations."""
+    """Names of the values of the statistic "outcome", success first; (): the terminations."""
     parts: Sequence[Part] = ()
-    """In the order in which they are asked; the action's part comes last, if not named here."""
+    """In the order of their calls; the action comes last if it is not among them."""
     view: Any = None
-    """What terms are given, with live arrays; None: the environment."""
+    """The argument of terms, with live arrays; None: the environment."""
     time_limit: Term | None = None
-    """[num_envs] control steps, where environments differ."""
+    """Episode length [num_envs] in control steps, if it differs between environments."""
     motions: tuple[str, ...] = ()
-    """Names of the motions that are imitated."""
+    """Names of the reference motions."""
     camera: Camera = field(default_factory=Camera)
-    """Of films and windows."""
+    """Camera of films and windows."""
     picture_camera: Camera | None = None
-    """Of the pictures that a policy sees; None: `camera`."""
+    """Camera of the image observation; None: `camera`."""
     lagged: bool = False
-    """Derived fields are those of before the last physics step, as `mj_step` leaves them."""
+    """Whether derived fields lag the state by one physics step, as after `mj_step`."""
     forward_after_reset: bool = True
-    """Whether observations and `begin` read derived fields of environments just reset."""
+    """Whether derived fields are computed after a reset, for observations and `begin`."""
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """The parts and the action's."""
+        """The parts, with the action."""
         last = () if self.action in self.parts else (self.action,)
         return *self.parts, *last
 
 
 SIMULATION, TARGET = "_simulation", "_target"
-"""What pictures are drawn from: observations that are not stored."""
+"""Observations that pictures are rendered from; they are not stored."""
 PROGRESS = "progress"
-"""True progress, [1] from 0 at the start to 1 at success: to evaluate by, not to learn from."""
+"""True progress [1], from 0 at the start to 1 at success: for evaluation, not for learning."""
 PROPRIO = "proprio"
-"""What the robot measures of itself."""
+"""Observation of proprioception."""
 
 
 class Actor(Protocol):
-    """Who demonstrates: a scripted expert, or a trained policy."""
+    """The policy of a demonstration: a scripted expert or a trained policy."""
 
     def reset(self, env_ids: Array) -> None:
-        """Environments [k] begin a new episode."""
+        """Start new episodes in environments [k]."""
         ...
 
     def act(self, obs: Observations) -> Array:
@@ -332,31 +334,32 @@ class Actor(Protocol):
 
 
 class Demonstration(Part):
-    """A part that stands behind those of a task; `TaskConfig.demonstration` is its class.
+    """Progress measure and expert of a task: a part after its other parts,
+    `TaskConfig.demonstration`.
 
-    It is made of the task's config and its view, which has a "target" [num_envs, 3].
+    The constructor takes the task's config and its view, which has a `target` [num_envs, 3].
     """
 
     has_gripper = False
-    """Whether the last action is a gripper's, open where positive."""
+    """Whether the last action controls a gripper, open if positive."""
 
     def __init__(self, config: Any, view: Any) -> None:
         self.config, self.view = config, view
 
     @abstractmethod
     def progress(self) -> Array:
-        """[num_envs]: how far each episode has come; it is clipped to 0 to 1."""
+        """Progress [num_envs] of each episode; it is clipped to [0, 1]."""
 
     @abstractmethod
     def proprioception(self) -> tuple[Array, ...]:
-        """What the robot measures of itself, [num_envs, n] each."""
+        """Proprioceptive measurements, [num_envs, n] each."""
 
     @abstractmethod
     def expert(self) -> Actor:
         """A scripted policy that solves the task."""
 
     def observations(self) -> dict[str, Mapping[str, Term] | Group]:
-        """What is seen beside the task's own observations."""
+        """Observations in addition to the task's own."""
         state: dict[str, Term] = {"state": lambda view: self.env.simulation.state}
         return {
             PROPRIO: {"own": lambda view: np.concatenate(self.proprioception(), axis=1)},

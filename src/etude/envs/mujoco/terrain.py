@@ -1,4 +1,4 @@
-"""Rough ground as one height field: tiles of slopes, blocks and stairs, harder by the level."""
+"""Rough terrain as one height field: tiles of slopes, blocks and stairs, by level of difficulty."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from etude.core.trees import Tree
 from etude.envs.mujoco.task import Draws, Part
 
 RESOLUTION = 0.1
-"""m between the points of the height field."""
+"""Distance of the points of the height field, m."""
 _PLATFORM = 0.8
-"""m: half the side of the level square in the middle of a tile, where episodes begin."""
+"""Half the side of the level square in the middle of a tile, where episodes start, m."""
 _STAIR = 0.3
-"""m: depth of a stair."""
+"""Depth of a stair, m."""
 _BLOCK = 4
-"""Points along the side of a block."""
+"""Number of points along the side of a block."""
 _FLOOR = 1.0
-"""m of ground below the lowest point."""
+"""Thickness of the ground below the lowest point, m."""
 
 
 def _rings(size: int) -> Array:
-    """[size, size] m from the edge of the platform, along the farther axis; 0 on it."""
+    """Distance [size, size] m from the platform along the farther axis; 0 on it."""
     away = np.abs(np.arange(size) - (size - 1) / 2) * RESOLUTION
     rings: Array = np.maximum(np.maximum(away[:, None], away[None]) - _PLATFORM, 0.0)
     return rings
@@ -39,7 +39,7 @@ def slope(difficulty: float, size: int, generator: np.random.Generator) -> Array
 
 
 def pit(difficulty: float, size: int, generator: np.random.Generator) -> Array:
-    """The same the other way up."""
+    """A pyramid that falls to the platform, by up to 25 degrees."""
     return _rings(size) * 0.47 * difficulty
 
 
@@ -51,12 +51,12 @@ def stairs(difficulty: float, size: int, generator: np.random.Generator) -> Arra
 
 
 def stairs_down(difficulty: float, size: int, generator: np.random.Generator) -> Array:
-    """The same the other way up."""
+    """Stairs of up to 15 cm that fall to the platform."""
     return np.ceil(_rings(size) / _STAIR - 1e-9) * 0.15 * difficulty
 
 
 def blocks(difficulty: float, size: int, generator: np.random.Generator) -> Array:
-    """Square blocks of random heights, up to 16 cm apart."""
+    """Square blocks of random heights of up to 16 cm."""
     count = -(-size // _BLOCK)
     heights = generator.uniform(0.0, 0.16 * difficulty, (count, count))
     field = np.kron(heights, np.ones((_BLOCK, _BLOCK)))[:size, :size]
@@ -73,11 +73,12 @@ KINDS: dict[str, Callable[[float, int, np.random.Generator], Array]] = {
 
 
 class Terrain(Part):
-    """Tiles side by side, a row of kinds for every level; a robot begins in the middle of one.
+    """A grid of tiles, one row per level and one column per kind; episodes start in the middle of
+    one.
 
-    A curriculum's level from 0 to 1 is the share of levels that episodes begin on; each draws its
-    level and kind. With `in_turn` environment i has tile i, for evaluation. Edges are 2 m of plain
-    ground.
+    Each episode draws its level and kind. The curriculum's level, from 0 to 1, is the fraction of
+    the levels to draw from. `in_turn`: environment i starts on tile i, for evaluation. The border
+    is 2 m of flat ground.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Terrain(Part):
         size = round(tile / RESOLUTION)
         self._border = round(2.0 / RESOLUTION)
         self.heights: Array = self._field(size, seed)
-        """[points along x, points along y] m; level by level along x, kind by kind along y."""
+        """[points along x, points along y] m: levels along x, kinds along y."""
         self._tile = size * RESOLUTION
         self._share = 1.0
         self._origin = -np.array(self.heights.shape) * RESOLUTION / 2
@@ -105,7 +106,7 @@ class Terrain(Part):
 
     def edit(self, spec: mujoco.MjSpec) -> None:
         if any(geom.name == "floor" for geom in spec.geoms):
-            raise UsageError("The model has a floor already: take it out, the terrain is one.")
+            raise UsageError("The model already has a floor: remove it, the terrain replaces it.")
         nx, ny = self.heights.shape
         top = max(float(self.heights.max()), 1e-3)
         field = spec.add_hfield(name="terrain")
@@ -120,12 +121,12 @@ class Terrain(Part):
 
     def bind(self) -> None:
         self.level = self.env.state("terrain/level", dtype="int64")
-        """[num_envs]: the level that each episode began on."""
+        """[num_envs]: the level that each episode started on."""
         self.kind = self.env.state("terrain/kind", dtype="int64")
         """[num_envs]: an index into `kinds`."""
 
     def follow(self, curriculum: Tree) -> None:
-        """Episodes to come begin on this share of the levels."""
+        """Set the fraction of the levels that new episodes start on."""
         self._share = float(curriculum.get("level", 1.0))
 
     def reset(self, env_ids: Array, draws: Draws) -> None:
@@ -143,13 +144,13 @@ class Terrain(Part):
         return self.level * len(self.kinds) + self.kind
 
     def start(self, env_ids: Array) -> Array:
-        """[k, 3] m: the middle of the tile that each environment begins on, on the ground."""
+        """[k, 3] m: the point on the ground in the middle of each environment's tile."""
         tile = np.stack([self.level[env_ids], self.kind[env_ids]], axis=1)
         xy = self._origin + self._border * RESOLUTION + (tile + 0.5) * self._tile
         return np.concatenate([xy, self.height_at(xy)[:, None]], axis=1)
 
     def height_at(self, points: Array) -> Array:
-        """[...] m: how high the ground is at points [..., 2], between its points bilinearly."""
+        """Height [...] m of the ground at points [..., 2], interpolated bilinearly."""
         place = (points - self._origin) / RESOLUTION
         last = np.array(self.heights.shape) - 2
         corner = np.clip(np.floor(place).astype(np.int64), 0, last)

@@ -1,4 +1,4 @@
-"""Windows that show a simulation as it runs: MuJoCo's own on a screen, or one in the browser."""
+"""Window that shows a running simulation on a screen; `browser.py` shows it in a web page."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ INTEGRATED = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 def has_screen() -> bool:
-    """Whether a window can be opened."""
+    """Whether this machine has a screen."""
     if not sys.platform.startswith("linux"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 class ScreenWindow:
-    """MuJoCo's viewer on this machine's screen."""
+    """MuJoCo's passive viewer."""
 
     def __init__(self, env: MujocoEnv) -> None:
         viewer: Any = importlib.import_module("mujoco.viewer")
@@ -39,7 +39,7 @@ class ScreenWindow:
         return bool(self._window.is_running())
 
     def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
-        """The state of the task's one environment; there is no place for the lines."""
+        """Show the state of the task's only environment; this viewer does not show the lines."""
         target = getattr(env.view, "target", None)
         with self._window.lock():
             mujoco.mj_setState(self._model, self._data, env.simulation.state[0], INTEGRATED)

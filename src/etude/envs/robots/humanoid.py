@@ -11,21 +11,21 @@ from etude.data.motion.skeleton import BODIES, HINGE_AXIS, Shape
 from etude.envs.mujoco.simulation import Camera
 
 CONTROL_RATE = 30
-"""Control steps a second."""
+"""Control steps per second."""
 CAMERA = Camera(
     look_at=(0.0, 0.0, 0.85), follow="root", distance=3.2, azimuth=120.0, elevation=-12.0
 )
-"""The view of pictures that show it."""
+"""Camera of films."""
 Physics = Literal["fast", "checked"]
 
 
 class Servo(NamedTuple):
-    """Of the joint of a body."""
+    """Servo of the joint of a body."""
 
     stiffness: float
-    """N m / rad; a tenth of it is the damping, N m s / rad."""
+    """N m/rad; the damping (N m s/rad) is a tenth of it."""
     torque: float
-    """N m: the limit under checked physics."""
+    """Torque limit with checked physics, N m."""
 
 
 SERVOS = {
@@ -56,25 +56,26 @@ _COLORS = {
     "neck": _SKIN,
 }
 _QUATERNION = int(mujoco.mjtCtrlChart.mjCHART_QUAT)
-"""Controls of a ball's servo are a quaternion, 4 numbers."""
+"""Controls of a ball joint's servo are a quaternion."""
 
 
 def substeps(physics: Physics) -> int:
-    """Physics steps of a control step."""
+    """Physics steps per control step."""
     return 2 if physics == "fast" else 8
 
 
 def humanoid(physics: Physics = "fast") -> mujoco.MjModel:
-    """The compiled model of `humanoid_spec`."""
+    """Compile `humanoid_spec`."""
     return humanoid_spec(physics).compile()
 
 
 def humanoid_spec(physics: Physics = "fast") -> mujoco.MjSpec:
-    """A figure of the size of a person, on a floor.
+    """A humanoid of the size of a person, on a floor.
 
-    "fast" has no torque limits: a servo at its limit has no damping left, and steps of 1/60 s then
-    explode. "checked" has limits, smaller steps and another integrator; it is four times slower
-    and there to show that what was learned does not live on a flaw of the fast one.
+    "fast" has no torque limits, because a servo at its limit has no damping, and the simulation
+    then diverges with steps of 1/60 s. "checked" has torque limits, smaller steps and another
+    integrator. It is four times slower, and shows that a policy does not exploit flaws of the fast
+    physics.
     """
     spec = mujoco.MjSpec()
     spec.modelname = "humanoid"
@@ -108,7 +109,7 @@ def humanoid_spec(physics: Physics = "fast") -> mujoco.MjSpec:
 
 
 def _paint_floor(spec: mujoco.MjSpec) -> str:
-    """A material with tiles of half a metre, so that one sees how far a figure travels."""
+    """A material with tiles of half a metre, to show how far the humanoid travels."""
     spec.add_texture(
         name="tiles",
         type=mujoco.mjtTexture.mjTEXTURE_2D,
@@ -124,7 +125,7 @@ def _paint_floor(spec: mujoco.MjSpec) -> str:
 
 
 def _add_shape(part: mujoco.MjsBody, shape: Shape, color: tuple[float, ...]) -> None:
-    # Bodies touch the floor and not each other.
+    # Bodies collide with the floor but not with each other.
     common = {"mass": shape.mass, "contype": 1, "conaffinity": 0, "rgba": color}
     if shape.kind == "capsule":
         part.add_geom(
@@ -160,5 +161,5 @@ def _add_joint(
         actuator.set_to_position(**gains)
     if not fast:
         actuator.forcelimited = mujoco.mjtLimited.mjLIMITED_TRUE
-        # A ball's range bounds the length of its torque.
+        # The range of a ball joint limits the norm of its torque.
         actuator.forcerange = [0.0 if ball else -servo.torque, servo.torque]

@@ -1,4 +1,4 @@
-"""What an imitating policy and the discriminator are shown: pure functions of moments of motion."""
+"""Observations of imitation and of the discriminator, and lookup tables of the clips."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from etude.tasks.imitation.options import ImitationOptions
 NUM_JOINT_SPEEDS = 28
 _OWN_VECTORS, _AHEAD_VECTORS = 2 + 1 + NUM_BODIES - 1, NUM_BODIES + 1
 NUM_SELF = 3 * _OWN_VECTORS + 1 + 3 + NUM_JOINT_SPEEDS
-"""Numbers about the figure itself."""
+"""Size of the features of the humanoid itself."""
 NUM_AHEAD = 3 * _AHEAD_VECTORS + 3 * 9 + len(HINGE_COLUMNS) + 3 + NUM_JOINT_SPEEDS
-"""Numbers about one moment of the reference."""
+"""Size of the features of one frame of the reference."""
 NUM_STYLE = (
     1 + 6 + 6 + 6 * len(BALL_COLUMNS) + len(HINGE_COLUMNS) + NUM_JOINT_SPEEDS + 3 * len(ENDS)
 )
-"""Numbers of one moment for the discriminator."""
+"""Size of the features of one frame for the discriminator."""
 
 
 def observe(now: Figure, ahead: list[Figure], phase: Array, out: Array) -> None:
-    """All that a policy reads into out [n, NUM_SELF + len(ahead) * NUM_AHEAD + 2]; float32.
+    """Write the policy's observation to out [n, NUM_SELF + len(ahead) * NUM_AHEAD + 2] float32.
 
-    now: the figure; ahead: the reference at later moments, as differences from the figure now;
-    phase: [n, 2]. Without moments ahead there is no phase either: nothing tells of the reference.
+    now: the humanoid; ahead: frames of the reference, observed as differences from the humanoid;
+    phase: [n, 2]. Without frames ahead the phase is left out too, and nothing shows the reference.
     """
     rows, root = len(out), now.pose[:, 3:7]
     vectors = np.empty((rows, _OWN_VECTORS + _AHEAD_VECTORS * len(ahead), 3), np.float32)
@@ -50,7 +50,7 @@ def observe(now: Figure, ahead: list[Figure], phase: Array, out: Array) -> None:
         np.subtract(then.position, now.position, out=vectors[:, at : at + NUM_BODIES])
         np.subtract(then.speed[:, :3], now.speed[:, :3], out=vectors[:, at + NUM_BODIES])
         at += _AHEAD_VECTORS
-    # All that has a direction is turned at once: the calls cost more than the numbers.
+    # Rotate all vectors in one call, because calls cost more than the numbers.
     width = vectors.shape[1] * 3
     rot.turn(vectors, *_facing(root), out=out[:, :width].reshape(rows, -1, 3))
     out[:, width] = now.pose[:, 2]
@@ -69,17 +69,17 @@ def observe(now: Figure, ahead: list[Figure], phase: Array, out: Array) -> None:
 
 
 def _facing(root: Array) -> tuple[Array, Array]:
-    """(cos, sin) [n, 1] of the turns that make figures face x."""
+    """(cos, sin) [n, 1] of the rotations that make humanoids face x."""
     cosine, sine = rot.heading_free(root)
     return cosine[:, None], sine[:, None]
 
 
 _ROTATION_COLUMNS = np.concatenate([BALL_COLUMNS, [[3, 4, 5, 6]]])
-"""[9, 4]: the ball joints and, last, the root."""
+"""[9, 4]: columns of the ball joints' quaternions and, last, the root's."""
 
 
 def style(now: Figure) -> Array:
-    """[n, NUM_STYLE] float32: a moment of motion, wherever it is and whichever way it faces."""
+    """Features [n, NUM_STYLE] float32 of a frame, invariant to position and heading."""
     rows, root = len(now.pose), now.pose[:, 3:7]
     vectors = np.empty((rows, 4 + len(ENDS), 3), np.float32)
     vectors[:, :2] = rot.two_axes(root).reshape(rows, 2, 3)
@@ -101,11 +101,11 @@ def style(now: Figure) -> Array:
 def window_rows(
     library: MotionLibrary, motion: Array, time: Array, window: int, apart: int = 1
 ) -> Array:
-    """[n, window] int64: frames of the library up to and with times [n] of motions [n].
+    """Rows [n, window] int64 in the library of the windows that end at times [n] of motions [n].
 
-    What came before the start of a looping clip is the end of its cycle, as the features of a
-    moment do not depend on where it happens; another clip has stood still in its first frame.
-    apart: how many frames of the library lie between those of a window.
+    Before its start a looping clip continues with the end of its cycle (features do not depend on
+    the position), and other clips repeat their first frame. apart: distance of the frames of a
+    window in the library.
     """
     before = time[:, None] - apart * np.arange(window - 1, -1, -1)
     earlier = np.where(library.loops[motion][:, None], before % library.cycles[motion][:, None], 0)
@@ -113,7 +113,7 @@ def window_rows(
 
 
 def reference_windows(library: MotionLibrary, window: int, apart: int = 1) -> Array:
-    """[N, window, NUM_STYLE] float32: the window that ends in each frame of each motion."""
+    """Windows [N, window, NUM_STYLE] float32 that end in each frame of each motion."""
     motion = np.repeat(np.arange(library.num_motions), library.cycles)
     time = np.concatenate([np.arange(count) for count in library.cycles])
     rows = window_rows(library, motion, time, window, apart)
@@ -122,11 +122,11 @@ def reference_windows(library: MotionLibrary, window: int, apart: int = 1) -> Ar
 
 
 _BETWEEN = 4
-"""Moments of a frame at which windows for the discriminator may begin."""
+"""Windows per frame for the discriminator, by interpolation between frames."""
 
 
 def motion_library(config: ImitationOptions, finer: int = 1) -> MotionLibrary:
-    """The config's clips at the control rate, or a finer one, for as long as an episode takes."""
+    """The clips of a config, at `finer` times the control rate, for the length of an episode."""
     ahead = max(config.future, default=0)
     found = clips.load(config.clips, config.folder)
     frames = config.max_episode_steps + ahead + 1
@@ -134,11 +134,11 @@ def motion_library(config: ImitationOptions, finer: int = 1) -> MotionLibrary:
 
 
 def style_windows(config: ImitationOptions) -> Array:
-    """[N, window, n] float32: every window of the reference clips, newest frame last.
+    """All windows [N, window, n] float32 of the reference clips, newest frame last.
 
-    They are what the observation "style" shows of a figure that moves exactly as its clip, and of
-    one that does so a fraction of a frame later: a discriminator that knows a few dozen windows by
-    heart would call all others false.
+    They are the observation "style" of a humanoid that moves exactly as its clip, at the frames and
+    at fractions of frames. With windows at whole frames alone, a discriminator memorises a few
+    dozen windows and rejects all others.
     """
     window, between = config.style_window, _BETWEEN
     finer = reference_windows(motion_library(config, between), window, between)
@@ -146,23 +146,23 @@ def style_windows(config: ImitationOptions) -> Array:
 
 
 def style_motions(config: ImitationOptions) -> Array:
-    """[N] int64: the clip that each of `style_windows` is of."""
+    """Index of the clip of each of `style_windows`, [N] int64."""
     libraries = motion_library(config), motion_library(config, _BETWEEN)
     return np.concatenate([np.repeat(np.arange(x.num_motions), x.cycles) for x in libraries])
 
 
 def single(array: Array) -> Array:
-    """The same in single precision, contiguous."""
+    """A contiguous float32 copy."""
     return np.ascontiguousarray(array, np.float32)
 
 
 def join(*arrays: Array) -> Array:
-    """[n, ...] each as the columns of one float32 array."""
+    """Join arrays [n, ...] as the columns of one float32 array."""
     return single(np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1))
 
 
 def split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """Views of the arrays that were joined; their shapes are without the first axis."""
+    """Views of joined arrays; shapes are given without the first axis."""
     parts, at = [], 0
     for shape in shapes:
         end = at + math.prod(shape)
@@ -172,9 +172,10 @@ def split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
 
 def phases(known: MotionLibrary) -> Array:
-    """[total, 2] float32: sine and cosine of how far along each frame is.
+    """Sine and cosine [total, 2] float32 of the phase of each frame.
 
-    A circle for loops; for other clips half of one, so that end and start differ.
+    The phase covers a full circle in looping clips and half a circle in others, so that their end
+    differs from their start.
     """
     angles = [
         np.arange(count) * ((2 if loops else 1) * np.pi / cycle)
@@ -184,11 +185,12 @@ def phases(known: MotionLibrary) -> Array:
     return single(np.stack([np.sin(angle), np.cos(angle)], axis=1))
 
 
-def aims(frames: Frames, lead: float) -> tuple[Array, Array]:
-    """What servos are told to follow the clip: [total, 8, 4] and [total, 4], float32.
+def servo_targets(frames: Frames, lead: float) -> tuple[Array, Array]:
+    """Targets of the servos for following the clips: [total, 8, 4] and [total, 4] float32.
 
-    A servo pulls to its target and brakes all speed; sent ahead by damping / stiffness times the
-    clip's speed, it brakes only what differs from that speed.
+    A servo is a spring to its target with damping of the joint velocity. With a target that leads
+    by damping / stiffness times the clip's velocity, it damps only the difference from that
+    velocity.
     """
     ahead = rot.exp(lead * frames.speed[:, BALL_SPEED_COLUMNS])
     balls = rot.multiply(frames.pose[:, BALL_COLUMNS], ahead)

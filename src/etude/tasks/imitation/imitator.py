@@ -1,4 +1,4 @@
-"""The humanoid that imitates: what its actions do, and how far it is from its reference."""
+"""The humanoid of imitation: actions, resets, observations and errors from its reference."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from etude.data.motion.skeleton import BALLS, HINGES, NAMES, NUM_BODIES, NUM_POS
 from etude.envs.mujoco.task import Action, Draws
 from etude.tasks.imitation import features
 from etude.tasks.imitation.features import (
-    aims,
     join,
     motion_library,
     phases,
+    servo_targets,
     single,
     split,
     style_motions,
@@ -25,7 +25,7 @@ from etude.tasks.imitation.features import (
 from etude.tasks.imitation.options import ImitationOptions
 
 _LAST_START = 10
-"""Frames that a clip which does not loop has left at least, at a random start."""
+"""Minimum number of remaining frames at a random start in a clip that does not loop."""
 _MOVED = tuple(NAMES[i] for i in (*BALLS, *HINGES))
 _BODY_SHAPES = ((NUM_BODIES, 3), (NUM_BODIES, 4), (NUM_BODIES, 3), (NUM_BODIES, 3))
 _FIGURE_SHAPES = ((NUM_POSE,), (NUM_SPEED,), (NUM_BODIES, 3))
@@ -35,7 +35,7 @@ NUM_ACTIONS = 3 * len(BALLS) + len(HINGES)
 class Imitator(Action):
     """Actions: [num_envs, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles.
 
-    Arrays are [num_envs] float64 where not said otherwise.
+    Arrays are [num_envs] float64 unless stated otherwise.
     """
 
     size = NUM_ACTIONS
@@ -45,44 +45,45 @@ class Imitator(Action):
         self._config = config
         self.library = motion_library(config)
         frames = self.library.frames
-        self._ball_aims, self._hinge_aims = aims(frames, config.lead)
-        # One table for what is looked up together, in single precision, which is a micrometre
-        # here: a lookup costs as much as what it copies.
+        self._ball_targets, self._hinge_targets = servo_targets(frames, config.lead)
+        # One table for values that are looked up together, in single precision (a micrometre here),
+        # because the cost of a lookup is that of the copy.
         self._bodies = join(frames.position, frames.quaternion, frames.velocity, frames.spin)
         self._figures = join(*frames.figure)
         self._phases = phases(self.library)
-        self._set_chances(np.ones(self.library.num_motions))
+        self._set_weights(np.ones(self.library.num_motions))
         ahead = len(config.future)
         width = features.NUM_SELF + ahead * features.NUM_AHEAD + 2 * bool(ahead)
-        self._first_sights = self._look_ahead(width)
+        self._initial_table = self._initial_observations(width)
 
     def bind(self) -> None:
         env, config = self.env, self._config
         num_envs = env.num_envs
         self._bind_simulation()
         self.motion = env.state("motion", dtype="int64")
-        """[num_envs] int64: which clip is imitated."""
+        """[num_envs] int64: index of the clip."""
         self.start = env.state("start", dtype="int64")
-        """[num_envs] int64: the frame of it that the episode began with."""
+        """[num_envs] int64: initial frame of the episode in the clip."""
         self.episode_steps = env.keep("limit", np.full(num_envs, config.max_episode_steps))
-        """[num_envs] int64: control steps of the episode."""
+        """[num_envs] int64: length of the episode in control steps."""
         self.first_frame, self.last_frame = np.zeros((2, num_envs), np.int64)
-        """[num_envs] int64: where the library has the episode's first frame and the clip's last."""
-        self.seen: Array = np.zeros((num_envs, self._first_sights.shape[1]), np.float32)
-        """[num_envs, n] float32: what a policy reads."""
+        """[num_envs] int64: rows in the library of the episode's first frame and the clip's
+        last."""
+        self.observation: Array = np.zeros((num_envs, self._initial_table.shape[1]), np.float32)
+        """[num_envs, n] float32: the policy's observation."""
         errors: Array = np.zeros((4, num_envs))
         self.position_error, self.turn_error, self.velocity_error, self.spin_error = errors
-        """Means over bodies of squares, from the reference: m^2, rad^2, (m/s)^2, (rad/s)^2."""
+        """Mean squared errors over bodies: m^2, rad^2, (m/s)^2, (rad/s)^2."""
         self.mean_distance, self.largest_distance = np.zeros((2, num_envs))
-        """m: over all bodies; of the farthest one."""
+        """Mean and maximum distance of bodies from the reference, m."""
         self.progress: Array = np.zeros(num_envs)
-        """Share of the episode that has passed."""
+        """Elapsed fraction of the episode."""
         self.ended: Array = np.zeros(num_envs, np.bool_)
-        """[num_envs] bool: too far off, or too low."""
+        """[num_envs] bool: terminated by distance or height."""
         if config.style_window:
             window = (config.style_window, features.NUM_STYLE)
             self.style = env.state("style", *window, dtype="float32")
-            """[num_envs, window, n] float32: what the discriminator is shown, newest frame last."""
+            """[num_envs, window, n] float32: the discriminator's observation, newest frame last."""
             self._style_table = features.style(self.library.frames.figure)
         self.restored()
 
@@ -90,17 +91,17 @@ class Imitator(Action):
         simulation = self.env.simulation
         model = simulation.model
         self.pose: Array = simulation.bind("qpos")
-        """[num_envs, 43]."""
+        """[num_envs, 43]: positions of the humanoid."""
         self.speed: Array = simulation.bind("qvel")
-        """[num_envs, 34]."""
+        """[num_envs, 34]: velocities of the humanoid."""
         self._control = simulation.bind("ctrl")
         at = {name: int(model.actuator_ctrladr[model.actuator(name).id]) for name in _MOVED}
         balls = [at[NAMES[i]] + k for i in BALLS for k in range(4)]
-        # Where each control comes from, among the balls' numbers and then the hinges'.
+        # Index of each control in the targets of the balls followed by those of the hinges.
         self._control_order = np.argsort([*balls, *(at[NAMES[i]] for i in HINGES)])
         # Body 0 is the world.
         self.position: Array = simulation.bind("xpos")[:, 1:]
-        """[num_envs, 15, 3] m: of the bodies."""
+        """[num_envs, 15, 3] m: positions of the bodies."""
         self._quaternion = simulation.bind("xquat")[:, 1:]
         self._twist = simulation.bind("cvel")[:, 1:]
         self._center = simulation.bind("subtree_com")[:, 1:2]
@@ -109,13 +110,13 @@ class Imitator(Action):
         self._find_frames(np.arange(self.env.num_envs))
 
     def reference_pose(self, env_id: int, step: int) -> Array:
-        """[43] the clip's pose so many steps after the start of an environment's episode."""
+        """Reference pose [43], `step` steps after the start of an environment's episode."""
         frame = self.library.rows(self.motion[env_id], self.start[env_id] + step)
         pose: Array = self.library.frames.pose[frame]
         return pose
 
-    def _look_ahead(self, width: int) -> Array:
-        """[total, width] float32: the observation of a figure that is where each frame has it."""
+    def _initial_observations(self, width: int) -> Array:
+        """Observations [total, width] float32 of a humanoid that is exactly at each frame."""
         known, seen = self.library, np.zeros((len(self._phases), width), np.float32)
         motion = np.repeat(np.arange(known.num_motions), known.counts)
         time = np.arange(len(motion)) - known.starts[motion]
@@ -124,31 +125,32 @@ class Imitator(Action):
         return seen
 
     def follow(self, curriculum: Tree) -> None:
-        """Draw the clips of episodes to come by the curriculum's weights; evenly without any."""
+        """Sample the clips of new episodes with the curriculum's weights, uniformly without
+        weights."""
         count = self.library.num_motions
         weights = np.asarray(curriculum.get("weights", np.ones(count)), np.float64)
         if weights.shape != (count,) or not (weights >= 0).all() or not weights.sum() > 0:
-            raise UsageError(f"A curriculum over {count} clips needs as many weights, 0 or more.")
-        self._set_chances(weights)
+            raise UsageError(f"A curriculum over {count} clips needs {count} weights, 0 or more.")
+        self._set_weights(weights)
 
     def style_windows(self) -> Array:
-        """Every window of the reference clips, [N, window, n] float32."""
+        """All windows of the reference clips, [N, window, n] float32."""
         return style_windows(self._config)
 
     def style_motions(self) -> Array:
-        """[N] int64: the clip that each window is of."""
+        """Index of the clip of each window, [N] int64."""
         return style_motions(self._config)
 
-    def _set_chances(self, weights: Array) -> None:
-        self._chances = np.cumsum(weights) / weights.sum()
+    def _set_weights(self, weights: Array) -> None:
+        self._cumulative = np.cumsum(weights) / weights.sum()
 
     def longest(self) -> int:
-        """Control steps of the longest episode."""
+        """Length of the longest episode in control steps."""
         motions = np.arange(self.library.num_motions)
         return int(self._steps_from(motions, np.zeros(1, np.int64)).max())
 
     def _steps_from(self, motion: Array, start: Array) -> Array:
-        """[k] steps of episodes of motions [k] from frames [k]."""
+        """Lengths [k] of episodes of motions [k] from frames [k], in control steps."""
         most, known = self._config.max_episode_steps, self.library
         left = known.cycles[motion] - 1 - start
         if self._config.order == "drawn":
@@ -163,18 +165,18 @@ class Imitator(Action):
         hinges = turns[:, 3 * len(BALLS) :]
         if self._config.control == "residual":
             frames = self.frames_at(1)
-            balls = rot.multiply(self._ball_aims.take(frames, axis=0), balls)
-            hinges = hinges + self._hinge_aims.take(frames, axis=0)
-        told = np.concatenate([balls.reshape(num_envs, -1), hinges], axis=1)
-        self._control[...] = told[:, self._control_order]
+            balls = rot.multiply(self._ball_targets.take(frames, axis=0), balls)
+            hinges = hinges + self._hinge_targets.take(frames, axis=0)
+        targets = np.concatenate([balls.reshape(num_envs, -1), hinges], axis=1)
+        self._control[...] = targets[:, self._control_order]
 
     def frames_at(self, ahead: int) -> Array:
-        """[num_envs] where the library has the frames so many steps from now."""
+        """Rows [num_envs] in the library of the frames `ahead` steps from now."""
         frames: Array = np.minimum(self.first_frame + self.env.elapsed + ahead, self.last_frame)
         return frames
 
     def _find_frames(self, env_ids: Array) -> None:
-        """Note where the library has the first and last frames of environments [k]."""
+        """Look up the rows of the first and last frames of environments [k]."""
         known, motion = self.library, self.motion[env_ids]
         self.first_frame[env_ids] = known.starts[motion] + self.start[env_ids]
         self.last_frame[env_ids] = known.starts[motion] + known.counts[motion] - 1
@@ -182,7 +184,7 @@ class Imitator(Action):
     def update(self) -> None:
         config, frames = self._config, self.frames_at(0)
         now = Figure(*map(single, (self.pose, self.speed, self.position)))
-        self._compare(now.position, *split(self._bodies.take(frames, axis=0), _BODY_SHAPES))
+        self._update_errors(now.position, *split(self._bodies.take(frames, axis=0), _BODY_SHAPES))
         np.divide(self.env.elapsed, self.episode_steps, out=self.progress)
         self.ended[:] = False
         if config.terminate_at is not None:
@@ -194,12 +196,12 @@ class Imitator(Action):
         if config.style_window:
             self.style[:, :-1] = self.style[:, 1:]
             self.style[:, -1] = features.style(now)
-        self._see(now)
+        self._update_observation(now)
 
-    def _compare(
+    def _update_errors(
         self, own: Array, position: Array, quaternion: Array, velocity: Array, spin: Array
     ) -> None:
-        """Bodies of the figures against those of their references, [num_envs, 15, ...] each."""
+        """Update the errors of the bodies from their references, [num_envs, 15, ...] each."""
         twist = single(self._twist)
         own_spin = twist[:, :, :3]
         away = own - position
@@ -208,11 +210,11 @@ class Imitator(Action):
         np.divide(np.add.reduce(squares, axis=1), NUM_BODIES, out=self.position_error)
         distances = np.sqrt(squares, out=squares)
         np.divide(np.add.reduce(distances, axis=1), NUM_BODIES, out=self.mean_distance)
-        # Body by body: along a row of 15 numbers numpy takes five times as long.
+        # Reduced over the first axis: numpy takes five times as long along rows of 15 numbers.
         np.maximum.reduce(distances.T.copy(), axis=0, out=self.largest_distance)
         angles = rot.angle_between(single(self._quaternion), quaternion)
         np.divide(np.einsum("ij,ij->i", angles, angles), NUM_BODIES, out=self.turn_error)
-        # MuJoCo gives the velocity at the figure's centre of mass, as if it were part of a body.
+        # MuJoCo's velocity of a body is that at the humanoid's centre of mass.
         faster = rot.cross(own_spin, rot.difference(own, single(self._center)))
         for i in range(3):
             faster[:, :, i] += twist[:, :, 3 + i]
@@ -221,13 +223,13 @@ class Imitator(Action):
         for change, out in ((faster, self.velocity_error), (turning, self.spin_error)):
             np.divide(np.einsum("ijk,ijk->i", change, change), NUM_BODIES, out=out)
 
-    def _see(self, now: Figure) -> None:
-        """Bring the observation up to date."""
+    def _update_observation(self, now: Figure) -> None:
+        """Update the observation."""
         ahead = [
             Figure(*split(self._figures.take(self.frames_at(n), axis=0), _FIGURE_SHAPES))
             for n in self._config.future
         ]
-        features.observe(now, ahead, self._phases[self.frames_at(0)], self.seen)
+        features.observe(now, ahead, self._phases[self.frames_at(0)], self.observation)
 
     def reset(self, env_ids: Array, draws: Draws) -> None:
         config, known = self._config, self.library
@@ -235,7 +237,7 @@ class Imitator(Action):
         if config.order == "in turn":
             motion = env_ids % known.num_motions
         else:
-            motion = np.searchsorted(self._chances, drawn[:, 0], side="right")
+            motion = np.searchsorted(self._cumulative, drawn[:, 0], side="right")
         self.motion[env_ids] = motion
         starts = np.where(
             known.loops[motion], known.cycles[motion], known.cycles[motion] - _LAST_START
@@ -249,8 +251,8 @@ class Imitator(Action):
         self.speed[env_ids] = known.frames.speed[frames]
 
     def begin(self, env_ids: Array, draws: Draws) -> None:
-        # An episode begins on its reference, and what that looks like is known.
-        self.seen[env_ids] = self._first_sights[self.first_frame[env_ids]]
+        # An episode starts exactly at its reference: the observation is in a table.
+        self.observation[env_ids] = self._initial_table[self.first_frame[env_ids]]
         if self._config.style_window:
             motion, start = self.motion[env_ids], self.start[env_ids]
             before = features.window_rows(self.library, motion, start, self._config.style_window)

@@ -1,4 +1,4 @@
-"""The options of imitation: clips, starts, endings, physics and rewards."""
+"""Options of imitation: clips, starts, terminations, physics and rewards."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from etude.envs.mujoco.config import TaskConfig
 from etude.envs.robots.humanoid import Physics
 
 FRAMES = 100_000
-"""Of an episode, at most: tables of clips are so long."""
+"""Largest length of an episode, for which tables of the clips are made."""
 
 
 class ImitationReward(Config):
-    """Weights of the reward terms, each 0 to 1."""
+    """Weights of the reward terms, each from 0 to 1."""
 
-    position: float = Field(0.5, description="Bodies are where they are in the clip.")
-    turn: float = Field(0.3, description="They are turned as in the clip.")
-    velocity: float = Field(0.1, description="They move as fast, and the same way.")
-    spin: float = Field(0.1, description="They turn as fast, and the same way.")
-    effort: float = Field(0.0, le=0, description="Per unit of mean squared action.")
+    position: float = Field(0.5, description="Positions of the bodies as in the clip.")
+    turn: float = Field(0.3, description="Rotations of the bodies as in the clip.")
+    velocity: float = Field(0.1, description="Linear velocities of the bodies as in the clip.")
+    spin: float = Field(0.1, description="Angular velocities of the bodies as in the clip.")
+    effort: float = Field(0.0, le=0, description="Mean squared action.")
 
 
 class ImitationOptions(TaskConfig):
-    """The options of imitation; `ImitationConfig` makes the task of them."""
+    """Options of imitation; `ImitationConfig` defines the task."""
 
     metrics: ClassVar[Metrics] = (
         Metric("eval/mpjpe_l", "mpjpe_l, mm", ".1f", curve=Curve(4, "bright_green", (0, None))),
@@ -34,58 +34,58 @@ class ImitationOptions(TaskConfig):
     kind: Literal["imitation"] = "imitation"
     clips: tuple[str, ...] = Field(("walk",), description="Names of clips, or all.")
     folder: str | None = Field(
-        None, description="Where the clips are; None: those that come with pybullet."
+        None, description="Folder of the clips; None: the clips that come with pybullet."
     )
     start: Literal["random", "first"] = Field(
-        "random", description="Frame of the clip that an episode begins with."
+        "random", description="Initial frame of an episode in its clip."
     )
     order: Literal["drawn", "in turn"] = Field(
         "drawn",
-        description="Clips are drawn anew for each episode, or environment i plays the i-th.",
+        description="Sample a clip for each episode, or play clip i in environment i.",
     )
     control: Literal["residual", "absolute"] = Field(
-        "residual", description="Actions turn joints from the clip's pose, or from the rest pose."
+        "residual", description="Actions are rotations from the clip's pose, or from the rest pose."
     )
     lead: float = Field(
         0.1,
         ge=0,
         le=10,
-        description="How far ahead the clip's pose is aimed at, s: the servos' own lag.",
+        description="Time by which targets of the servos lead the clip, s: it offsets their lag.",
     )
-    reach: float = Field(0.5, gt=0, le=6.3, description="How far a unit action turns a joint, rad.")
+    reach: float = Field(0.5, gt=0, le=6.3, description="Joint rotation by a unit action, rad.")
     terminate_at: float | None = Field(
-        0.4, gt=0, description="An episode ends when any body is so far off, m; None: never."
+        0.4, gt=0, description="Distance of any body that terminates an episode, m; None: never."
     )
     terminate_mean: float | None = Field(
-        None, gt=0, description="An episode ends when bodies are so far off on average, m."
+        None, gt=0, description="Mean distance of all bodies that terminates an episode, m."
     )
     terminate_below: float | None = Field(
-        None, description="An episode ends when the root is lower than this, m."
+        None, description="Height of the root below which an episode terminates, m."
     )
     max_episode_steps: int = Field(
-        300, ge=1, le=FRAMES, description="Control steps of 1/30 s at most."
+        300, ge=1, le=FRAMES, description="Largest length of an episode in control steps of 1/30 s."
     )
     evaluation_steps: int = Field(
-        300, ge=1, le=FRAMES, description="Likewise when looping clips are judged."
+        300, ge=1, le=FRAMES, description="Length of evaluation episodes of looping clips."
     )
     future: tuple[Annotated[int, Field(ge=-1000, le=1000)], ...] = Field(
         (1,),
         max_length=1000,
-        description="Frames of the clip that are observed, counted from now; () for none.",
+        description="Offsets of the observed frames of the clip from the current one; () for none.",
     )
     style_window: int = Field(
         0,
         ge=0,
         le=1000,
-        description='Frames of the observation "style", for a discriminator; 0: none.',
+        description='Number of frames in the observation "style" of the discriminator; 0: none.',
     )
     measure: bool = Field(False, description="Report the errors of each episode in mm.")
     physics: Physics = Field(
-        "fast", description="checked: smaller steps, another integrator, limited torques."
+        "fast", description="checked: smaller steps, another integrator, torque limits."
     )
     reward: ImitationReward = Field(ImitationReward(), description="Weights of the terms.")
     sharpness: float = Field(
-        1.0, gt=0, description="How fast the reward falls with distances; less leads from farther."
+        1.0, gt=0, description="Factor on the rates at which rewards fall with the errors."
     )
 
     @field_validator("clips")
@@ -99,14 +99,15 @@ class ImitationOptions(TaskConfig):
     @classmethod
     def _ahead(cls, offsets: tuple[int, ...]) -> tuple[int, ...]:
         if any(offset < 0 for offset in offsets):
-            raise ValueError("frames of the future are counted from now, 0 or more")
+            raise ValueError("frames of the future must be 0 or more, from the current frame")
         return offsets
 
     def for_evaluation(self) -> Self:
-        """Environment i plays clip i from its first frame, may go astray further, and is measured.
+        """Play clip i in environment i from its first frame, with looser termination and measured
+        errors.
 
-        Where no distance ends an episode the clip is not tracked: none ends it here either, and
-        it may begin where it does in training.
+        Without termination by distance in training, clips are not tracked: evaluation then has none
+        either, and keeps the initial frames of training.
         """
         tracks = self.terminate_at is not None or self.terminate_mean is not None
         return self.replace(

@@ -1,4 +1,4 @@
-"""Imitation: a simulated humanoid moves like the people in recorded clips."""
+"""Motion imitation: a simulated humanoid tracks recorded clips of people."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from etude.tasks.imitation.options import ImitationOptions
 
 ERRORS = ("mpjpe_g", "mpjpe_l", "mpjpe_pa", "vel_dist", "accel_dist")
 STRICT = 0.25
-"""m: the stricter bound that a whole episode may be held against."""
+"""Stricter bound on the mean distance in an episode, m."""
 
 
 def _near(error: Callable[[Imitator], Array], rate: float) -> Term:
-    """1 without an error, 0.37 where it is 1 / rate."""
+    """exp(-rate * error)."""
     return lambda figure: np.exp(-rate * error(figure))
 
 
 def effort(figure: Imitator) -> Array:
-    """Mean square of the action."""
+    """Mean squared action."""
     action = single(figure.env.action)
     found: Array = (np.einsum("ij,ij->i", action, action) / NUM_ACTIONS).astype(np.float64)
     return found
 
 
 def rewards(sharpness: float) -> dict[str, Term]:
-    """At sharpness 1 a reward is 0.37 where bodies are 10 cm off, or turned by 18 degrees."""
+    """Reward terms; with sharpness 1 they fall to 0.37 at errors of 10 cm and 18 degrees."""
     return {
         "position": _near(lambda figure: figure.position_error, 100.0 * sharpness),
         "turn": _near(lambda figure: figure.turn_error, 10.0 * sharpness),
@@ -44,7 +44,7 @@ def rewards(sharpness: float) -> dict[str, Term]:
 
 
 class ErrorMeter(Part):
-    """Means of `ERRORS` over each environment's open episode. It stands behind its figure."""
+    """Means of `ERRORS` over each open episode. It must come after its `Imitator` in the parts."""
 
     def __init__(self, figure: Imitator) -> None:
         self._figure = figure
@@ -55,14 +55,14 @@ class ErrorMeter(Part):
         self._last = env.state("last_bodies", 2, 2, NUM_BODIES, 3)
         """[num_envs, frames ago - 1, (figure, reference), bodies, 3]."""
         self.errors: Array = np.zeros((len(ERRORS), env.num_envs))
-        """[5, num_envs] mm: means over the episode so far of `ERRORS`."""
+        """[5, num_envs] mm: means of `ERRORS` over the open episode."""
         self.worst, self.first_worst = env.state("worst"), env.state("first_worst")
-        """[num_envs] m: the largest mean distance so far in the episode; likewise, up to when the
-        clip first came to its end."""
+        """[num_envs] m: largest mean distance in the open episode, and in its first pass through
+        the clip."""
         self.once: Array = np.zeros(env.num_envs, np.bool_)
-        """[num_envs] bool: it has come to its end once."""
+        """[num_envs] bool: the clip was played to its end at least once."""
         self.travelled: Array = np.zeros(env.num_envs)
-        """[num_envs] m: from where the episode began to the root, along the floor."""
+        """[num_envs] m: horizontal distance of the root from its initial position."""
 
     def begin(self, env_ids: Array, draws: Draws) -> None:
         figure = self._figure
@@ -88,7 +88,7 @@ class ErrorMeter(Part):
         counts = np.maximum(steps, 1)
         self.errors[:4] = self._sums[:, :4].T / counts
         self.errors[4] = self._sums[:, 4] / np.maximum(counts - 1, 1)
-        # The steps after which a clip has come to its end.
+        # Steps of one pass through the clip.
         cycles = np.where(
             known.loops[figure.motion], known.cycles[figure.motion], figure.episode_steps
         )
@@ -101,7 +101,7 @@ class ErrorMeter(Part):
         self.travelled[:] = np.linalg.norm(away, axis=1)
 
     def statistics(self) -> dict[str, Term]:
-        """{name: [num_envs]} of the episode so far."""
+        """Statistics {name: [num_envs]} of the open episode."""
 
         def error(index: int) -> Term:
             return lambda figure: self.errors[index]
@@ -116,12 +116,12 @@ class ErrorMeter(Part):
 
 
 class ImitationConfig(ImitationOptions):
-    """A humanoid follows clips of recorded motion; actions are joint rotations for its servos."""
+    """A humanoid tracks clips of recorded motion; actions are joint rotations for its servos."""
 
     def define(self) -> Task:
         figure, weights = Imitator(self), self.reward.model_dump()
         names, parts = figure.library.names, list[Part]()
-        observations: dict[str, Mapping[str, Term]] = {"state": {"seen": lambda f: f.seen}}
+        observations: dict[str, Mapping[str, Term]] = {"state": {"seen": lambda f: f.observation}}
         if self.style_window:
             observations["style"] = {"style": lambda f: f.style}
             if len(names) > 1:

@@ -1,4 +1,4 @@
-"""The arm of pick-and-place with its cube and target: what actions do, and what has happened."""
+"""Arm, cube and target of pick-and-place: actions, contacts and progress; control of the hand."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ from etude.tasks.pick_place.options import PickPlaceOptions
 from etude.tasks.pick_place.scene import CONTROL_SECONDS, CUBE, CUBE_HALF, REST_HEIGHT, TABLE_CENTER
 
 STAGES = ("reach", "align", "grasp", "carry", "place", "release", "clear")
-"""Parts of the staged potential; each is a reward term."""
+"""Stages of the staged potential; each is a reward term."""
 TENT = 0.05
-"""How high above the table the cube is best carried, and above the cube the hand approaches, m."""
+"""Height above the table for carrying the cube, and above the cube for approaching it, m."""
 CLEAR = 0.06
-"""How far from the cube's centre hand, palm and links count as away, m."""
+"""Distance from the cube's centre at which hand, palm and links count as away, m."""
 _CORNER = CUBE_HALF * 3**0.5
-"""How far from its centre the cube reaches: what is further away cannot touch it, m."""
+"""Distance of the cube's corners from its centre, m: what is farther away cannot touch it."""
 LOW = 0.008
-"""A cube no higher than this above the table counts as put down, m."""
+"""Largest height above the table at which a cube counts as put down, m."""
 NEAR_TARGET = 0.03
-"""What counts as near the target in an observation, m."""
+"""Length scale of the observation `at_target`, m."""
 DROPPED = 0.02
-"""Let go of from higher than this, a cube was dropped and not placed, m."""
+"""A cube released from higher than this counts as dropped, m."""
 GUESS = (0.0, 0.5, 0.0, -1.5, 0.0, 1.2, 0.0)
-"""Joint angles the home posture is solved from, rad: elbow up, hand down."""
+"""Initial joint angles for solving the home posture, rad: elbow up, hand down."""
 START_HEIGHT = 0.18
-"""Of the hand above the table at the start, m."""
+"""Initial height of the hand above the table, m."""
 FINGER_STEP = 0.01
-"""How far ahead of themselves the fingers are sent, m: 10 N each when the cube blocks them, and
-no faster than 0.25 m/s."""
+"""Distance from the fingers to their targets, m: they press with 10 N each when blocked by the
+cube, and move at up to 0.25 m/s."""
 _PRESS = 0.5
-"""Force of a finger that counts as holding, N: half the cube's weight."""
+"""Force of a finger that counts as holding, N: half of the cube's weight."""
 _TOUCH = 0.01
 """Force that counts as touching, N."""
 _NEAR = 0.035
-"""Between the fingers: hand to cube, m."""
+"""Distance from hand to cube at which the cube is between the fingers, m."""
 _LIFTED = 0.02
-"""Above the table, m."""
+"""Height above the table that counts as lifted, m."""
 _SLOW = 0.05
-"""At rest: m/s and rad/s."""
+"""Largest velocity of a cube at rest, m/s and rad/s."""
 _REST_STEPS = 2
-"""Consecutive control steps a cube must lie still."""
+"""Consecutive control steps for which the cube must be at rest."""
 
 
 class PickPlaceArm(Action):
-    """Actions: [num_envs, n] in [-1, 1]; the last is the gripper, open where positive.
+    """Actions: [num_envs, n] in [-1, 1]; the last controls the gripper, open if positive.
 
-    "hand": displacement of the hand in x, y, z; it keeps pointing straight down, turned to 0.
-    "hand-turn": also its turn about the vertical. "joint": the seven joints.
-    All are relative to where the hand or the joints are.
+    "hand": displacement of the hand in x, y, z, pointing down with yaw 0. "hand-turn": displacement
+    and change of yaw. "joint": displacements of the seven joints. All are relative to the current
+    pose.
     """
 
     def __init__(self, config: PickPlaceOptions) -> None:
         super().__init__()
         self._config = config
-        # A sum has no discount for which shaping would cancel: it would pay to run out of time.
+        # Undiscounted sums of rewards are not shaped: shaping would reward running out of time.
         self._shaping = config.shaping if config.shaping_discount() is not None else 0.0
         self._level = 1.0
 
@@ -91,51 +91,51 @@ class PickPlaceArm(Action):
         self.joint_position: Array = qpos[:, :joints]
         """[num_envs, 7] rad."""
         self.hand: Array = simulation.site(HAND_SITE)
-        """[num_envs, 3] m: between the fingertips."""
+        """[num_envs, 3] m: the point between the fingertips."""
         self.cube: Array = simulation.bind("xpos")[:, body]
         """[num_envs, 3] m: the cube's centre."""
         self.cube_velocity: Array = simulation.bind("qvel")[:, cube : cube + 6]
         """[num_envs, 6] m/s and rad/s."""
-        self._bind_memory()
-        self._bind_findings()
+        self._bind_state()
+        self._bind_derived()
 
-    def _bind_memory(self) -> None:
-        """What the next step reads before it writes; the rest follows from these."""
+    def _bind_state(self) -> None:
+        """State that the next step depends on."""
         env = self.env
         self.target = env.state("target", 3)
-        """[num_envs, 3] m: where the cube's centre should rest."""
+        """[num_envs, 3] m: target of the cube's centre."""
         self._last_hand = env.state("hand", 3)
         self.hand_yaw = env.state("hand_yaw")
-        """[num_envs] rad."""
+        """[num_envs] rad: yaw of the hand."""
         self.reached = env.state("reached", dtype="bool")
-        """[num_envs] bool: the hand has been around the cube."""
+        """[num_envs] bool: the hand was around the cube in this episode."""
         self.lifted = env.state("lifted", dtype="bool")
-        """[num_envs] bool: the cube has been off the table while held."""
+        """[num_envs] bool: the cube was held off the table in this episode."""
         self.carried = env.state("carried", dtype="bool")
-        """[num_envs] bool: lifted, and not left lying outside the target since."""
+        """[num_envs] bool: lifted, and since then not released outside of the target."""
         self.rested = env.state("rested")
-        """[num_envs]: consecutive control steps at rest in the target with the hand away."""
+        """[num_envs]: consecutive control steps at rest in the target, with the hand away."""
         self.drop = env.state("drop")
-        """[num_envs] m above the table when last held."""
+        """[num_envs] m: height of the cube above the table when it was last held."""
         self.stages = env.state("stages", len(STAGES))
-        """[num_envs, 7], each 0 to 1: see `STAGES`."""
+        """[num_envs, 7] from 0 to 1: the staged potential, see `STAGES`."""
         self.best_stages = env.state("best_stages", len(STAGES))
-        """[num_envs, 7]: the most of each so far in this episode."""
+        """[num_envs, 7]: maximum of each stage in this episode."""
 
-    def _bind_findings(self) -> None:
+    def _bind_derived(self) -> None:
         num_envs = self.env.num_envs
         self.hand_velocity: Array = np.zeros((num_envs, 3))
-        """[num_envs, 3] m/s, over the last control step."""
+        """[num_envs, 3] m/s: mean velocity of the hand over the last control step."""
         self.offset: Array = np.zeros((num_envs, 3))
-        """[num_envs, 3] m from hand to cube."""
+        """[num_envs, 3] m: position of the cube from the hand."""
         self.gains: Array = np.zeros((num_envs, len(STAGES)))
-        """[num_envs, 7]: what each stage pays for the last control step."""
+        """[num_envs, 7]: reward of each stage for the last control step."""
         self.command: Array = np.ones(num_envs)
-        """[num_envs]: the gripper command in force, 1 open or -1 closed."""
+        """[num_envs]: current command of the gripper, 1 open or -1 closed."""
         numbers: Array = np.zeros((7, num_envs))
         self.cube_yaw, self.cube_level, self.opening = numbers[:3]
-        """[num_envs]: rad, of a horizontal edge, the same every quarter turn; 1 where a face
-        points up; m between the fingers."""
+        """[num_envs]: yaw of a horizontal edge of the cube, rad; 1 if a face points up; distance
+        between the fingers, m."""
         self.distance, self.clearance, self.height, self.error = numbers[3:]
         """[num_envs] m: from hand to cube; from the cube's centre to the nearest surface of palm
         and links; of the cube above the table; from cube to target, on the table."""
@@ -179,13 +179,13 @@ class PickPlaceArm(Action):
         }
 
     def follow(self, curriculum: Tree) -> None:
-        """Start cubes and targets in a part of their areas, and cubes less turned."""
+        """Scale the areas of cube and target, and the range of the cube's yaw, by the level."""
         self._level = float(curriculum.get("level", 1.0))
         config = self._config
         if config.widest(self._level) < 1.2 * config.min_distance:
             raise UsageError(
-                f"At level {self._level:g} cube and target have no room to be "
-                f"{config.min_distance:g} m apart: raise curriculum.start."
+                f"At level {self._level:g} the areas of cube and target are too small for "
+                f"env.min_distance {config.min_distance:g} m: raise curriculum.start."
             )
 
     def apply(self, actions: Array) -> None:
@@ -200,21 +200,21 @@ class PickPlaceArm(Action):
             displacement = moves[:, :3] * config.reach_step
             self._joint_control[:] = self._hand_control.targets(displacement, yaw, CONTROL_SECONDS)
         np.copyto(self.command, np.where(actions[:, -1] > 0.0, 1.0, -1.0))
-        # One target for both fingers, a little ahead: they move alike and centre the cube, and
-        # the distance bounds their speed and the force on it.
+        # One target for both fingers, at a fixed distance from their mean: they move together and
+        # centre the cube, and the distance limits their speed and force.
         ahead = self._fingers.mean(axis=1) + self.command * FINGER_STEP
         self._finger_control[:] = np.minimum(np.maximum(ahead, 0.0), STROKE / 2)[:, None]
 
     def update(self) -> None:
         np.divide(self.hand - self._last_hand, CONTROL_SECONDS, out=self.hand_velocity)
         self._last_hand[:] = self.hand
-        self._locate()
-        self._feel()
-        self._judge()
-        self._pay()
+        self._update_geometry()
+        self._update_contacts()
+        self._update_progress()
+        self._update_gains()
 
-    def _locate(self) -> None:
-        """Where things are to each other."""
+    def _update_geometry(self) -> None:
+        """Update distances, heights and angles."""
         frame = self._cube_frame
         self.hand_yaw[:] = self._hand_control.yaw()
         self.opening[:] = self._fingers.sum(axis=1)
@@ -224,13 +224,14 @@ class PickPlaceArm(Action):
         np.subtract(self.cube[:, 2], REST_HEIGHT, out=self.height)
         away = self.target - self.cube
         np.sqrt(away[:, 0] ** 2 + away[:, 1] ** 2, out=self.error)
-        # A cube may lie on any face: the yaw of whichever of two edges is the more horizontal.
+        # The cube may lie on any face: use the yaw of the more horizontal of two edges.
         edge = np.where(np.abs(frame[:, 2, :1]) < 0.7, frame[:, :2, 0], frame[:, :2, 1])
         np.arctan2(edge[:, 1], edge[:, 0], out=self.cube_yaw)
         np.abs(frame[:, 2]).max(axis=1, out=self.cube_level)
 
-    def _feel(self) -> None:
-        """What the fingers touch, and whether they hold the cube, from the contact forces."""
+    def _update_contacts(self) -> None:
+        """Update contacts of the fingers and whether they hold the cube, from the contact
+        forces."""
         forces = self._forces
         np.greater(np.einsum("ijk,ijk->ij", forces, forces), _TOUCH**2, out=self.touch)
         closing = np.einsum("ijk,ik->ij", forces, self._hand_control.frame[:, :, 1])
@@ -238,33 +239,33 @@ class PickPlaceArm(Action):
         pressed = (closing[:, 0] < -_PRESS) & (closing[:, 1] > _PRESS)
         np.logical_and(pressed, self.distance < _NEAR, out=self.held)
 
-    def _judge(self) -> None:
-        """What has happened: reached, lifted, placed, dropped, done."""
+    def _update_progress(self) -> None:
+        """Update the flags of progress: reached, lifted, carried, placed, success, fallen."""
         height = self.height
         inside = self.error <= self._config.radius
         down = height < LOW
         lifted = self.held & (height > _LIFTED)
         np.logical_or(self.reached, self.distance < _NEAR, out=self.reached)
         np.logical_or(self.lifted, lifted, out=self.lifted)
-        # A cube that was let go of outside must be picked up again: pushing it in earns nothing.
+        # A cube released outside of the target must be lifted again: pushing it in does not count.
         left = down & ~self.held & ~inside
         np.copyto(self.carried, (self.carried | lifted) & ~left)
         np.logical_and(self.carried, inside & down, out=self.placed)
         np.copyto(self.drop, np.maximum(height, 0.0), where=self.held)
         still = np.abs(self.cube_velocity).max(axis=1) < _SLOW
         away = np.minimum(self.distance, self.clearance) > CLEAR
-        rests = self.placed & free(self) & still & (height < 0.002) & away
+        rests = self.placed & released(self) & still & (height < 0.002) & away
         np.multiply(self.rested + 1.0, rests, out=self.rested)
         np.greater_equal(self.rested, _REST_STEPS, out=self.success)
         np.less(height, -0.03, out=self.fallen)
 
-    def _pay(self) -> None:
-        """What the stages are worth: new heights, once, and the gain of the potential."""
+    def _update_gains(self) -> None:
+        """Update the rewards of the stages: new maxima, and the change of the potential."""
         before = self.stages.copy()
-        self.stages[:] = rate(self)
+        self.stages[:] = staged_potential(self)
         best = np.maximum(self.best_stages, self.stages)
-        # Where an episode terminates nothing is left to hope for: there the potential is 0, or it
-        # would be a reward of its own. Where time runs out it stays, and so does the value.
+        # The potential is 0 in terminal states, or it would add to the return. At a time limit it
+        # stays, because the value is bootstrapped there.
         goes_on = ~(self.success | self.fallen)
         shaping = self._config.discount * self.stages * goes_on[:, None] - before
         np.add(best - self.best_stages, self._shaping * shaping, out=self.gains)
@@ -286,7 +287,7 @@ class PickPlaceArm(Action):
         self.target[env_ids, 2] = REST_HEIGHT
 
     def _draw_points(self, generator: np.random.Generator) -> Array:
-        """Cube and target, [2, 2] m, drawn until they are apart."""
+        """Sample positions of cube and target, [2, 2] m, at least `min_distance` apart."""
         config = self._config
         center = np.array([config.cube_center, config.target_center]) + TABLE_CENTER[:2]
         area = np.array([config.cube_area, config.target_area]) * self._level
@@ -303,36 +304,36 @@ class PickPlaceArm(Action):
             number[env_ids] = 0.0
         self.command[env_ids] = 1.0
         self._last_hand[env_ids] = self.hand[env_ids]
-        self._locate()
-        self.stages[env_ids] = self.best_stages[env_ids] = rate(self)[env_ids]
+        self._update_geometry()
+        self.stages[env_ids] = self.best_stages[env_ids] = staged_potential(self)[env_ids]
 
 
 def gentleness(arm: PickPlaceArm) -> Array:
-    """[num_envs] 0 to 1: a half for a cube let go of 2 cm above the table.
+    """[num_envs] from 0 to 1: 0.5 for a cube released 2 cm above the table.
 
-    Discounting hurries a policy; without this it learns to throw.
+    Without this factor a policy learns to throw, because discounting favours speed.
     """
     gentle: Array = 1.0 / (1.0 + (arm.drop / DROPPED) ** 2)
     return gentle
 
 
-def free(arm: PickPlaceArm) -> Array:
-    """[num_envs] bool: no finger touches the cube, and neither palm nor links can."""
+def released(arm: PickPlaceArm) -> Array:
+    """[num_envs] bool: no finger touches the cube, and palm and links are too far to touch it."""
     untouched: Array = ~arm.touch.any(axis=1) & (arm.clearance > _CORNER)
     return untouched
 
 
-def rate(arm: PickPlaceArm) -> Array:
-    """The staged potential, [num_envs, 7]: a later stage counts only once the earlier are done."""
+def staged_potential(arm: PickPlaceArm) -> Array:
+    """The staged potential [num_envs, 7]; a stage counts only after the stages before it."""
     held, placed, distance, error = arm.held, arm.placed, arm.distance, arm.error
     later = held | placed
     offset = arm.offset
-    # From above, so that open fingers come down on either side of the cube: the way still to go
-    # to a path that is a hand's breadth over the cube until it is over its middle.
+    # Approach from above, so that the open fingers descend on both sides of the cube: distance
+    # along a path that stays above the cube until it is over its middle.
     flat = np.sqrt(offset[:, 0] ** 2 + offset[:, 1] ** 2)
     above = np.minimum(2.0 * np.maximum(flat - 0.01, 0.0), TENT)
     approach = flat + np.abs(offset[:, 2] + above)
-    # Up, over and down: likewise along a tent over the table.
+    # Lift, carry and lower: distance along a tent over the table.
     way = error + np.abs(arm.height - np.minimum(error, TENT))
     away = np.minimum(distance, arm.clearance)
     around = np.exp(-((distance / CUBE_HALF) ** 2))
@@ -345,31 +346,31 @@ def rate(arm: PickPlaceArm) -> Array:
     gently = placed * gentleness(arm)
     stages[:, 4] = gently * (0.5 + 0.5 * np.exp(-((error / 0.015) ** 2)))
     stages[:, 5] = gently * open_share
-    stages[:, 6] = gently * free(arm) * np.minimum(away / CLEAR, 1.0)
+    stages[:, 6] = gently * released(arm) * np.minimum(away / CLEAR, 1.0)
     return stages
 
 
 DAMPING = 0.05
-"""Weight of joint motion against hand error: bounds joint steps near stretched poses."""
+"""Damping of the least squares: it limits joint steps near stretched poses."""
 POSTURE = 0.2
-"""Share of the way to the home posture taken per call, in the one direction that leaves the hand
-where it is. Without it the elbow drifts, and the same hand pose no longer means the same arm."""
+"""Fraction of the way to the home posture per call, in the null space of the hand's pose. Without
+it the elbow drifts, and the hand's pose no longer determines that of the arm."""
 
 
 class HandControl:
-    """Turns hand displacements into joint targets; the fingers keep pointing down.
+    """Cartesian control of the hand by damped least squares; the fingers keep pointing down.
 
-    Nothing is remembered between calls: a displacement is relative to where the hand is.
+    It has no state: a displacement is relative to the current position of the hand.
     """
 
     def __init__(self, simulation: Simulation, table: ArmTable, home: Array) -> None:
-        """home: [7] rad, the posture the arm prefers."""
+        """home: [7] rad, the posture that the null space is controlled to."""
         site = simulation.model.site(HAND_SITE)
         self._simulation = simulation
         self._body = int(site.bodyid[0])
         self._hand = simulation.site(HAND_SITE)
         self.frame: Array = simulation.bind("site_xmat")[:, site.id].reshape(-1, 3, 3)
-        """[rows, 3, 3], live: the hand's axes as columns; fingers close along the second."""
+        """[rows, 3, 3]: axes of the hand as columns, a view; the fingers close along the second."""
         self._home = home
         self._position = simulation.bind("qpos")[:, : len(home)]
         self._low, self._high = table.range[:, 0].copy(), table.range[:, 1].copy()
@@ -377,14 +378,14 @@ class HandControl:
         self._diagonal = np.arange(6)
 
     def yaw(self) -> Array:
-        """[rows] rad: how the hand is turned about the vertical; 0 in the middle of the range."""
+        """[rows] rad: yaw of the hand; 0 in the middle of its range."""
         yaw: Array = np.arctan2(-self.frame[:, 1, 0], -self.frame[:, 0, 0])
         return yaw
 
     def targets(self, displacement: Array, yaw: Array, seconds: float) -> Array:
-        """[rows, 7] joint angles that move the hand by [rows, 3] m and turn it to [rows] rad.
+        """Joint targets [rows, 7] that move the hand by [rows, 3] m and turn it to yaw [rows] rad.
 
-        No joint is asked to move faster than its limit, or beyond its range, in `seconds`.
+        They respect the ranges of the joints, and their speed limits for a step of `seconds`.
         """
         joints = self._home.size
         translation, rotation = self._simulation.jacobians(self._body, self._hand)
@@ -396,7 +397,7 @@ class HandControl:
         square = jacobian @ transposed
         square[:, self._diagonal, self._diagonal] += DAMPING**2
         step = posture + (transposed @ np.linalg.solve(square, error[:, :, None]))[:, :, 0]
-        # The whole step is shortened, not single joints: the hand keeps its direction.
+        # Scale the whole step, so that the hand keeps its direction.
         excess = (np.abs(step) / (self._speed * seconds)).max(axis=1, keepdims=True)
         step /= np.maximum(excess, 1.0)
         target: Array = np.minimum(np.maximum(self._position + step, self._low), self._high)
@@ -404,7 +405,7 @@ class HandControl:
 
 
 def _pointing_down(yaw: Array) -> Array:
-    """[rows, 3, 3]: frames whose third axis points down, turned to [rows] rad."""
+    """Frames [rows, 3, 3] whose third axis points down, with yaw [rows] rad."""
     frame = np.zeros((yaw.size, 3, 3))
     frame[:, 1, 1] = np.cos(yaw)
     frame[:, 0, 1] = -np.sin(yaw)
@@ -415,7 +416,8 @@ def _pointing_down(yaw: Array) -> Array:
 
 
 def _turn(frame: Array, wanted: Array) -> Array:
-    """[rows, 3] rotation vectors (their sine) that turn frames [rows, 3, 3] to the wanted ones."""
+    """Rotation [rows, 3] from frames to wanted frames [rows, 3, 3]: axis times sine of the
+    angle."""
     rotation = wanted @ frame.transpose(0, 2, 1)
     turn = np.stack(
         [
@@ -430,7 +432,8 @@ def _turn(frame: Array, wanted: Array) -> Array:
 
 
 def solve_pose(model: mujoco.MjModel, start: Array, hand: Array, yaw: float) -> Array:
-    """[7] joint angles that put the hand at [3] m, pointing down; from `start` [7]."""
+    """Solve for joint angles [7] with the hand at [3] m, pointing down; `start`: initial angles
+    [7]."""
     data, joints = mujoco.MjData(model), len(start)
     site = model.site(HAND_SITE).id
     data.qpos[:joints] = start

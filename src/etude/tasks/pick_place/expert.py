@@ -1,6 +1,6 @@
-"""A scripted expert for pick-and-place: proof that the physics is right, and a demonstrator.
+"""A scripted expert for pick-and-place, which demonstrates the task and tests its physics.
 
-It sees what a policy sees and acts as a policy acts, so it works wherever a policy does.
+It uses the observations and actions of policies.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from etude.tasks.pick_place.options import PickPlaceOptions
 from etude.tasks.pick_place.terms import SLICES
 
 HOVER = 0.055
-"""How far above the cube the hand comes to a stop before it descends, m."""
+"""Height above the cube at which the hand stops before it descends, m."""
 _GAIN = 1.5
-"""The arm covers 63 % of a commanded displacement in a control step."""
+"""Gain on displacements: the arm moves by 63 % of a commanded one in a control step."""
 _CLOSING_STEPS = 10
-"""Control steps after which a grasp that found nothing is given up."""
+"""Control steps after which a grasp without contact is given up."""
 
 
 class Phase(IntEnum):
-    """What an environment is doing."""
+    """Phase of the script."""
 
     APPROACH = 0
     DESCEND = 1
@@ -39,18 +39,18 @@ class Phase(IntEnum):
 
 
 class PickPlaceExpert:
-    """One script per environment, each in its own phase."""
+    """Runs one script per environment."""
 
     def __init__(self, config: PickPlaceOptions, num_envs: int) -> None:
         if config.control == "joint":
-            raise UsageError('The expert moves the hand: use control "hand" or "hand-turn".')
+            raise UsageError('The expert moves the hand: set control to "hand" or "hand-turn".')
         self._config = config
         self.phase = np.zeros(num_envs, np.int64)
-        """[num_envs]: see `Phase`."""
+        """[num_envs]: current `Phase`."""
         self._waited = np.zeros(num_envs, np.int64)
 
     def reset(self, env_ids: Array) -> None:
-        """Environments [k] begin a new episode."""
+        """Start new episodes in environments [k]."""
         self.phase[env_ids] = Phase.APPROACH
         self._waited[env_ids] = 0
 
@@ -75,7 +75,7 @@ class PickPlaceExpert:
         return actions.astype(np.float32)
 
     def _advance(self, seen: dict[str, Array], turn: Array) -> None:
-        """Each environment to the phase that its observation calls for."""
+        """Move each environment to the phase that follows from its observation."""
         phase, offset, target = self.phase, seen["cube_offset"], seen["target_offset"]
         flat, error = np.hypot(offset[:, 0], offset[:, 1]), np.hypot(target[:, 0], target[:, 1])
         height = -target[:, 2]
@@ -101,11 +101,11 @@ class PickPlaceExpert:
         phase[:] = after
 
     def _moves(self, seen: dict[str, Array]) -> Array:
-        """[num_envs, 3] m the hand should move."""
+        """Displacements [num_envs, 3] m of the hand."""
         phase, offset, target = self.phase, seen["cube_offset"], seen["target_offset"]
         up = np.array([0.0, 0.0, 1.0])
         hover = offset + HOVER * up
-        # Sideways only once the cube is off the table.
+        # Move horizontally only after the cube is lifted.
         height = -target[:, 2:]
         carry = np.where(height > 0.5 * TENT, target, 0.0)
         carry[:, 2] = TENT - height[:, 0]
@@ -116,7 +116,7 @@ class PickPlaceExpert:
 
 
 class PickPlaceDemonstration(Demonstration):
-    """Progress is how far the staged potential has come from its start."""
+    """Progress is the gain of the staged potential, from its initial value to 1."""
 
     has_gripper = True
 

@@ -1,4 +1,4 @@
-"""The scene of pick-and-place: the arm with a colliding hand, a table, and a free cube."""
+"""Scene of pick-and-place: the arm with collisions, a table and a free cube."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Cone = Literal["pyramidal", "elliptic"]
 Integrator = Literal["discrete", "implicitfast"]
 
 CONTROL_SECONDS = 0.1
-"""Length of a control step: 10 Hz."""
+"""Length of a control step, s."""
 TABLE_CENTER = np.array([0.58, 0.0, 0.1])
-"""The middle of the table's top, m."""
+"""Middle of the table's top, m."""
 TABLE_HALF = (0.25, 0.3, 0.05)
 CUBE_HALF = 0.02
 CUBE_MASS = 0.1
 REST_HEIGHT = float(TABLE_CENTER[2]) + CUBE_HALF
-"""Of the centre of a cube that lies on the table, m."""
+"""Height of the centre of a cube on the table, m."""
 CUBE = "cube"
 
 _CONES = {
@@ -36,22 +36,22 @@ _INTEGRATORS = {
 def scene_spec(
     timestep: float, cone: Cone = "pyramidal", integrator: Integrator = "discrete"
 ) -> mujoco.MjSpec:
-    """Arm, table and cube; the two sensors are the net forces of each finger on the cube, [3] N.
+    """Arm, table and cube, with a sensor of the net force of each finger on the cube, [3] N.
 
-    implicitfast solves for contact forces with the bare inertia and adds the damping of joints and
-    servos afterwards. A wrist joint of 0.01 kg m^2 with 17 N m s / rad is then 17 times heavier in
-    the step than in the contact: at 10 ms a closing grasp shoots the cube away. The discrete
-    integrator solves both in the same inertia, and the same grasp holds. With steps of 12.5 ms
-    closing fingers sink a millimetre into the cube, and three under random actions; with 20 ms,
-    which is half as fast again and succeeds as often, three and nine.
+    implicitfast solves for contact forces with the plain inertia and adds the damping of joints and
+    servos afterwards. A wrist joint of 0.01 kg m^2 with 17 N m s/rad is then 17 times heavier in
+    the step than in the contact, and with steps of 10 ms a closing grasp shoots the cube away. The
+    discrete integrator uses the same inertia for both, and the grasp holds. With steps of 12.5 ms
+    closing fingers penetrate the cube by 1 mm, and by 3 mm under random actions; with 20 ms, which
+    is 1.5 times as fast and has the same success rate, by 3 and 9 mm.
     """
     spec = kuka_spec(fingers="sliding", collisions=True, timestep=timestep)
     spec.option.integrator = _INTEGRATORS[integrator]
     spec.option.cone = _CONES[cone]
-    # By the exact inertia at each contact, a light cube between heavy fingers is not pushed to
-    # and fro: half the penetration for nothing.
+    # With the exact inertia at each contact a light cube between heavy fingers does not oscillate,
+    # which halves the penetration.
     spec.option.enableflags |= int(mujoco.mjtEnableBit.mjENBL_DIAGEXACT)
-    # Elliptic cones creep under load unless friction is made stiffer than the normal force.
+    # Elliptic cones slip under load unless friction is stiffer than the normal force.
     spec.option.impratio = 10.0 if cone == "elliptic" else 1.0
     box = mujoco.mjtGeom.mjGEOM_BOX
     spec.worldbody.add_geom(
@@ -70,8 +70,8 @@ def scene_spec(
         size=[CUBE_HALF] * 3,
         mass=CUBE_MASS,
         rgba=[0.85, 0.25, 0.2, 1],
-        # Its own contact parameters rule, whatever it touches: rubber on wood or plastic, and
-        # hard, or the fingers sink into so light a body.
+        # The cube's contact parameters apply to all its contacts: rubber on wood or plastic, and
+        # hard, so that the fingers do not penetrate so light a body.
         priority=1,
         friction=[1.0, 0.005, 0.0001],
         solref=[0.01, 1.0],
@@ -84,7 +84,7 @@ def scene_spec(
 
 
 def _add_force_sensor(spec: mujoco.MjSpec, finger: str) -> None:
-    """The net force between a finger and the cube alone: pressing on the table does not count."""
+    """Add a sensor of the net force between a finger and the cube, without other contacts."""
     net_force = 3
     spec.add_sensor(
         name=finger,

@@ -1,8 +1,8 @@
 """Pick and place: a KUKA iiwa 14 grasps a cube by friction, carries it and puts it down.
 
-The policy's outputs go straight to the controller. Success is earned by physics alone: the cube
-must have been off the table between two pressing fingers, and lie at rest in the target, let go
-of, with fingers, palm and links away from it.
+Actions go to the controller without scripts or attachments. For a success the cube must have been
+lifted between two pressing fingers, and rest released in the target, with fingers, palm and links
+away from it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ CAMERA = Camera(
 PICTURE_CAMERA = replace(
     CAMERA, look_at=(0.58, 0.0, 0.17), distance=0.6, azimuth=180.0, elevation=-55.0
 )
-"""Close to the table, so that a cube is 7 of 84 pixels wide."""
+"""Camera of the image observation, close to the table: a cube is 7 of 84 pixels wide."""
 
 
 class PickPlaceConfig(PickPlaceOptions):
-    """Pick up a cube by friction and put it down at a target."""
+    """Pick up a cube by friction and place it at a target."""
 
     demonstration: ClassVar[type[Demonstration] | None] = PickPlaceDemonstration
 

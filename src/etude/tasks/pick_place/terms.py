@@ -1,4 +1,4 @@
-"""What pick-and-place observes, rewards and reports: functions of its arm."""
+"""Observation, reward and statistics terms of pick-and-place."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from etude.tasks.pick_place.arm import (
     NEAR_TARGET,
     STAGES,
     PickPlaceArm,
-    free,
     gentleness,
+    released,
 )
 from etude.tasks.pick_place.scene import CONTROL_SECONDS, TABLE_CENTER
 
@@ -29,72 +29,74 @@ OUTCOMES = (
     "not released",
     "out of time",
 )
-"""What became of an episode, by the number in the statistic `outcome`."""
+"""Names of the values of the statistic `outcome`."""
 
 
 @measured("m")
 def hand_position(arm: PickPlaceArm) -> Array:
-    """From the middle of the table, [num_envs, 3] m."""
+    """[num_envs, 3] m: position of the hand from the middle of the table."""
     position: Array = arm.hand - TABLE_CENTER
     return position
 
 
 @measured("m/s")
 def hand_velocity(arm: PickPlaceArm) -> Array:
-    """Over the last control step."""
+    """[num_envs, 3] m/s: mean velocity of the hand over the last control step."""
     return arm.hand_velocity
 
 
 @measured("1")
 def hand_turn(arm: PickPlaceArm) -> Array:
-    """Of twice the yaw, [num_envs, 2]: the fingers are alike, so half a turn changes nothing."""
+    """[num_envs, 2]: cosine and sine of twice the hand's yaw, as the gripper is symmetric by half
+    turns."""
     angle = 2.0 * arm.hand_yaw
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 @measured("1")
 def gripper(arm: PickPlaceArm) -> Array:
-    """Opening (1 is open), command and the touch of each finger, [num_envs, 4]."""
+    """[num_envs, 4]: opening (1 is open), command, and contact of each finger with the cube."""
     return np.stack([arm.opening / STROKE, arm.command, *arm.touch.T], axis=1)
 
 
 @measured("m")
 def cube_offset(arm: PickPlaceArm) -> Array:
-    """From the hand to the cube's centre."""
+    """[num_envs, 3] m: position of the cube's centre from the hand."""
     return arm.offset
 
 
 @measured("m/s")
 def cube_velocity(arm: PickPlaceArm) -> Array:
-    """Of the cube's centre, along the world's axes."""
+    """[num_envs, 3] m/s: velocity of the cube's centre in the world frame."""
     return arm.cube_velocity[:, :3]
 
 
 @measured("1")
 def cube_turn(arm: PickPlaceArm) -> Array:
-    """Four times the cube's yaw against the hand's, and how level the cube is, [num_envs, 3]."""
+    """[num_envs, 3]: cosine and sine of four times the cube's yaw from the hand's; 1 if the cube is
+    level."""
     angle = 4.0 * (arm.cube_yaw - arm.hand_yaw)
     return np.stack([np.cos(angle), np.sin(angle), arm.cube_level], axis=1)
 
 
 @measured("m")
 def target_offset(arm: PickPlaceArm) -> Array:
-    """From cube to target, [num_envs, 3] m."""
+    """[num_envs, 3] m: position of the target from the cube."""
     return arm.target - arm.cube
 
 
 @measured("1")
 def at_target(arm: PickPlaceArm) -> Array:
-    """1 where the cube lies on the target's middle, [num_envs, 1]: of its offset (x, y, z) from it
-    exp(-(x^2 + y^2) / near_target^2 - (z / low)^2)."""
+    """[num_envs, 1]: exp(-(x^2 + y^2) / near_target^2 - (z / low)^2) of the offset (x, y, z) from
+    cube to target, 1 in the middle of the target."""
     return lies_at(target_offset(arm))
 
 
 def lies_at(offset: Array) -> Array:
-    """[num_envs, 1] in [0, 1] of the offset [num_envs, 3] m from cube to target.
+    """Closeness [num_envs, 1] in [0, 1] for offsets [num_envs, 3] m from cube to target.
 
-    Whether to let go is decided by millimetres of an offset that is decimetres large elsewhere.
-    It is a function of the measured offset, not of what the success test remembers.
+    The decision to release depends on millimetres of an offset that can be decimetres. This is a
+    function of the measured offset, and independent of the state of the success test.
     """
     flat = (offset[:, :2] ** 2).sum(axis=1) / NEAR_TARGET**2
     near: Array = np.exp(-flat - (offset[:, 2] / LOW) ** 2)
@@ -103,15 +105,15 @@ def lies_at(offset: Array) -> Array:
 
 @measured("m")
 def hand_to_target(arm: PickPlaceArm) -> Array:
-    """From the hand to the target."""
+    """[num_envs, 3] m: position of the target from the hand."""
     return arm.target - arm.hand
 
 
 def progress(arm: PickPlaceArm) -> Array:
-    """Whether the cube has been carried, and lies in the target; the best stages, [num_envs, 9].
+    """[num_envs, 9]: whether the cube was carried, whether it is placed, and the best stages.
 
-    Success test and reward remember these, and no sensor tells them: they are for the value
-    function alone.
+    They are state of the success test and the reward that no sensor measures: only the value
+    function reads them.
     """
     flags = np.stack([arm.carried, arm.placed], axis=1)
     return np.concatenate([flags, arm.best_stages], axis=1)
@@ -119,7 +121,7 @@ def progress(arm: PickPlaceArm) -> Array:
 
 @measured("rad")
 def joint_position(arm: PickPlaceArm) -> Array:
-    """In the order of the joints."""
+    """[num_envs, 7] rad: joint positions."""
     return arm.joint_position
 
 
@@ -128,7 +130,7 @@ def _gain(index: int) -> Term:
         gain: Array = arm.gains[:, index]
         return gain
 
-    term.__doc__ = f"What the stage '{STAGES[index]}' pays."
+    term.__doc__ = f"Gain of the stage '{STAGES[index]}'."
     return term
 
 
@@ -151,26 +153,26 @@ def fallen(arm: PickPlaceArm) -> Array:
 
 
 def placement_error(arm: PickPlaceArm) -> Array:
-    """m from the target, on the table."""
+    """[num_envs] m: distance from cube to target on the table."""
     found: Array = arm.error
     return found
 
 
 def drop_height(arm: PickPlaceArm) -> Array:
-    """m above the table when the cube was last held; 0 where it never was."""
+    """[num_envs] m: height of the cube when it was last held; 0 if it never was."""
     return arm.drop
 
 
 def outcome(arm: PickPlaceArm) -> Array:
-    """What became of the episode, as an index into `OUTCOMES`."""
-    released, down = free(arm), arm.height < LOW
+    """[num_envs]: outcome of the episode, an index into `OUTCOMES`."""
+    is_free, down = released(arm), arm.height < LOW
     kinds = [
         (arm.success, "success"),
         (~arm.reached, "never reached"),
         (~arm.lifted, "reached but no grasp"),
-        (arm.fallen | (released & (arm.drop > DROPPED) & ~arm.placed), "dropped"),
-        (arm.placed & ~released, "not released"),
-        (released & down & ~arm.placed, "placed wrong"),
+        (arm.fallen | (is_free & (arm.drop > DROPPED) & ~arm.placed), "dropped"),
+        (arm.placed & ~is_free, "not released"),
+        (is_free & down & ~arm.placed, "placed wrong"),
     ]
     return np.select(
         [mask for mask, _ in kinds],
@@ -191,14 +193,14 @@ STATE: dict[str, Term] = {
     "hand_to_target": hand_to_target,
     "at_target": at_target,
 }
-"""The observation "state", in this order."""
+"""Terms of the observation "state", in this order."""
 _WIDTHS = (3, 3, 2, 4, 3, 3, 3, 3, 3, 1)
 SLICES = {
     name: slice(sum(_WIDTHS[:index]), sum(_WIDTHS[: index + 1])) for index, name in enumerate(STATE)
 }
-"""Where each part of "state" is."""
+"""Slice of each term in "state"."""
 CRITIC: dict[str, Term] = {"progress": progress}
-"""The observation "critic": what only a value function may read."""
+"""Terms of the observation "critic", which only the value function reads."""
 
 REWARDS: dict[str, Term] = {
     **{name: _gain(index) for index, name in enumerate(STAGES)},
@@ -214,11 +216,11 @@ STATISTICS: dict[str, Term] = {
 
 
 class PositionNoise(Part):
-    """Measured positions of cube and target are off by normal noise of a standard deviation, m.
+    """Normal noise of the measured positions of cube and target; `size`: standard deviation, m.
 
-    Each measurement is disturbed once: all that an observation says of the two positions is derived
-    from the same disturbed numbers. So no part of an observation can be used to average the noise
-    of another away. The hand is exact, as joint encoders are.
+    All terms of an observation that depend on a position use the same noisy measurement, so that a
+    policy cannot average the noise away. The position of the hand has no noise, as it follows from
+    the joint encoders.
     """
 
     def __init__(self, size: float) -> None:
@@ -226,10 +228,10 @@ class PositionNoise(Part):
 
     def bind(self) -> None:
         self._noise = self.env.state("noise", 2, 6)
-        """[num_envs, (now, a step ago), (cube, target)] m."""
+        """[num_envs, (current, previous step), (cube xyz, target xyz)] m."""
 
     def begin(self, env_ids: Array, draws: Draws) -> None:
-        # A cube that was never seen before is taken to be still.
+        # Equal noise in both steps: the first measured velocity is that of the cube.
         self._noise[env_ids] = self._size * draws.normal("noise", 6)[:, None]
 
     def update(self) -> None:
@@ -237,7 +239,7 @@ class PositionNoise(Part):
         self._noise[:, 0] = self._size * self.env.draws.normal("noise", 6)
 
     def observations(self) -> dict[str, Term]:
-        """The terms of "state" that tell of the two positions, as measured."""
+        """The terms of "state" that depend on the two positions, with noise."""
 
         def cube() -> Array:
             return self._noise[:, 0, :3]

@@ -18,36 +18,36 @@ from etude.envs.robots.kuka.scene import HAND_SITE, arm_table, joint_names, kuka
 
 TIMESTEP = 0.01
 _DAMPING = 0.05
-"""Of the least squares by which the expert moves its joints."""
+"""Damping of the expert's least squares."""
 HOME = (0.0, 0.38, 0.0, -1.28, 0.0, 1.48, 0.0)
-"""Joint angles at the start, rad: the hand points down, in the middle of the box."""
+"""Initial joint angles, rad: the hand points down, in the middle of the box."""
 BOX_CENTER = (0.55, 0.0, 0.45)
 """The middle of the box of targets, m."""
 _SHARPNESS = -50.0
-"""Of the precision term, 1/m: 2 cm, the default tolerance."""
+"""Exponent of the precision term, 1/m: its length scale is 2 cm, the default tolerance."""
 CAMERA = Camera(look_at=(0.3, 0.0, 0.45), distance=1.5, azimuth=125.0, elevation=-20.0, floor=0.0)
 
 
 class ReachReward(Config):
     """Weights of the reward terms."""
 
-    progress: float = Field(10.0, description="Per metre the hand came closer to the target.")
-    precision: float = Field(2.0, description="For coming within a few centimetres: 0 to 1.")
-    hold: float = Field(1.0, description="For the share of the holding time gained or lost.")
-    action_cost: float = Field(-0.01, description="Per unit of mean squared action.")
-    success: float = Field(5.0, description="Once, when the target has been held.")
+    progress: float = Field(10.0, description="Metres that the hand came closer to the target.")
+    precision: float = Field(2.0, description="Change of exp(-distance / 2 cm).")
+    hold: float = Field(1.0, description="Change of the held fraction of the holding time.")
+    action_cost: float = Field(-0.01, description="Mean squared action.")
+    success: float = Field(5.0, description="Once, when the target was held.")
 
 
 class ReachingArm(Action):
-    """The arm and its target. Actions: [num_envs, 7] in [-1, 1], joint targets relative to where
-    the joints are.
+    """Arm and target. Actions: [num_envs, 7] in [-1, 1], joint targets relative to the current
+    joint positions.
 
-    One unit asks for the configured share of the joint's speed limit: the servo moves towards a
-    target `step` away at up to step * stiffness / damping = step / 0.1 s, and a control step
-    lasts 0.1 s.
+    An action of 1 commands the configured fraction of the joint's speed limit: the servo moves to a
+    target at distance `step` with up to step * stiffness / damping = step / 0.1 s, and a control
+    step lasts 0.1 s.
 
-    With `shown_steps` it is a task of memory: while the target is shown actions do nothing, cost
-    nothing and nothing counts as held, so neither pose nor velocity can carry the target on.
+    With `shown_steps` the task needs memory: while the target is observed, actions have no effect
+    and no cost, and the target cannot be held, so that pose and velocity cannot encode the target.
     """
 
     def __init__(self, config: ReachConfig) -> None:
@@ -64,26 +64,26 @@ class ReachingArm(Action):
         self._corner = np.array(BOX_CENTER) - config.box_side / 2
         self.hold_steps = config.hold_steps
         self.joint_position: Array = env.simulation.bind("qpos")
-        """[num_envs, 7] rad."""
+        """[num_envs, 7] rad: joint positions."""
         self.joint_velocity: Array = env.simulation.bind("qvel")
-        """[num_envs, 7] rad/s."""
+        """[num_envs, 7] rad/s: joint velocities."""
         self.hand: Array = env.simulation.site(HAND_SITE)
-        """[num_envs, 3] m."""
+        """[num_envs, 3] m: position of the hand."""
         self.action: Array = np.zeros((num_envs, self.size))
-        """[num_envs, 7] in [-1, 1]: the last one that took effect."""
+        """[num_envs, 7] in [-1, 1]: the last action that took effect."""
         self.target = env.state("target", 3)
-        """[num_envs, 3] m."""
+        """[num_envs, 3] m: position of the target."""
         self.offset: Array = np.zeros((num_envs, 3))
-        """[num_envs, 3] m, from hand to target."""
-        # One array for the three potentials the reward is the change of.
+        """[num_envs, 3] m: position of the target from the hand."""
+        # The rewards are the changes of three potentials, in one array.
         self._potentials: Array = np.zeros((3, num_envs))
         names = ("distance", "closeness", "held")
         self.distance, self.closeness, self.held = map(env.keep, names, self._potentials)
-        """[num_envs]: m from hand to target; exp(-distance / 2 cm); consecutive control steps
-        within tolerance."""
+        """[num_envs]: distance from hand to target, m; exp(-distance / 2 cm); consecutive control
+        steps within the tolerance."""
         self._changes: Array = np.zeros((3, num_envs))
         self.distance_change, self.closeness_change, self.held_change = self._changes
-        """[num_envs]: of these three over the last control step."""
+        """[num_envs]: changes of these over the last control step."""
         self.shown: Array = np.ones((num_envs, 1), np.bool_)
         """[num_envs, 1] bool: whether the observation has the target."""
 
@@ -106,7 +106,7 @@ class ReachingArm(Action):
     def apply(self, actions: Array) -> None:
         self.action[:] = actions
         if self.config.shown_steps is not None:
-            # Multiplied and not overwritten, so that a NaN is still found.
+            # Multiplied, not overwritten, so that a NaN is still detected.
             free = self.env.elapsed >= self.config.shown_steps
             np.multiply(self.action, free[:, None], out=self.action)
         target = self.joint_position + self.action * self._scale
@@ -122,7 +122,7 @@ class ReachingArm(Action):
         np.add(self.held, 1.0, out=self.held)
         np.multiply(self.held, self.distance <= self.config.tolerance, out=self.held)
         if self.config.shown_steps is not None:
-            # The step just made was a free one if more than the shown ones have passed.
+            # The target can be held in steps after the shown ones.
             np.multiply(self.held, elapsed > self.config.shown_steps, out=self.held)
             np.less(elapsed, self.config.shown_steps, out=self.shown[:, 0])
         np.add(self._changes, self._potentials, out=self._changes)
@@ -152,67 +152,67 @@ class ReachingArm(Action):
 
 
 def _norm(vectors: Array, out: Array | None = None) -> Array:
-    """Length [num_envs] of vectors [num_envs, n]."""
+    """Norm [num_envs] of vectors [num_envs, n]."""
     length: Array = np.sqrt(np.einsum("ij,ij->i", vectors, vectors), out=out)
     return length
 
 
 @measured("rad")
 def joint_position(arm: ReachingArm) -> Array:
-    """In the order of the joints."""
+    """[num_envs, 7] rad: joint positions."""
     return arm.joint_position
 
 
 @measured("rad/s")
 def joint_velocity(arm: ReachingArm) -> Array:
-    """In the order of the joints."""
+    """[num_envs, 7] rad/s: joint velocities."""
     return arm.joint_velocity
 
 
 @measured("m")
 def hand_position(arm: ReachingArm) -> Array:
-    """Of the point between the fingertips, in the base's frame."""
+    """[num_envs, 3] m: the point between the fingertips, in the frame of the base."""
     return arm.hand
 
 
 @measured("m")
 def target_position(arm: ReachingArm) -> Array:
-    """In the base's frame."""
+    """[num_envs, 3] m: position of the target in the frame of the base."""
     return arm.target
 
 
 @measured("m")
 def target_offset(arm: ReachingArm) -> Array:
-    """From hand to target."""
+    """[num_envs, 3] m: position of the target from the hand."""
     return arm.offset
 
 
 @measured("m")
 def target_distance(arm: ReachingArm) -> Array:
-    """From hand to target."""
+    """[num_envs, 1] m: distance from hand to target."""
     return arm.distance[:, None]
 
 
 @measured("1")
 def hold_share(arm: ReachingArm) -> Array:
-    """How much of the holding time has passed, 0 to 1."""
+    """[num_envs, 1]: held fraction of the holding time, 0 to 1."""
     return arm.held[:, None] / arm.hold_steps
 
 
 def progress(arm: ReachingArm) -> Array:
-    """Metres closer than before; over an episode it adds up to the distance covered."""
+    """Decrease of the distance to the target, m; it sums to the distance covered in an episode."""
     found: Array = -arm.distance_change
     return found
 
 
 def precision(arm: ReachingArm) -> Array:
-    """Gain in closeness: still has a slope where progress is down to millimetres."""
+    """Increase of closeness, which has a gradient where progress is down to millimetres."""
     found: Array = arm.closeness_change
     return found
 
 
 def hold(arm: ReachingArm) -> Array:
-    """Share of the holding time gained, or lost on leaving; lingering near the edge earns 0."""
+    """Change of the held fraction; leaving the tolerance costs what was gained."""
     found: Array = arm.held_change / arm.hold_steps
     return found
 
@@ -239,9 +239,9 @@ OBSERVATIONS: dict[str, Term] = {
     "target_distance": target_distance,
     "hold_share": hold_share,
 }
-"""The observation "state", in this order."""
+"""Terms of the observation "state", in this order."""
 _OF_TARGET = ("target_position", "target_offset", "target_distance", "hold_share")
-"""Observations that depend on the target: with `hold_share` alone one could feel one's way."""
+"""Terms that depend on the target, `hold_share` included: it would guide a search."""
 REWARDS: dict[str, Term] = {
     "progress": progress,
     "precision": precision,
@@ -252,18 +252,18 @@ REWARDS: dict[str, Term] = {
 
 
 def while_shown(term: Term) -> Term:
-    """The term where the target is shown, 0 elsewhere."""
+    """The term while the target is shown, 0 afterwards."""
 
     @wraps(term)
     def shown(arm: ReachingArm) -> Array:
-        # A product would keep the sign, as -0.
+        # A product would keep the sign of a zero.
         return np.where(arm.shown, term(arm), 0.0)
 
     return shown
 
 
 class ReachDemonstration(Demonstration):
-    """Progress is the share of the way to the target."""
+    """Progress is the covered fraction of the initial distance to the target."""
 
     def bind(self) -> None:
         self._first_distance = self.env.keep("first_distance", np.ones(self.env.num_envs))
@@ -291,16 +291,16 @@ class ReachExpert:
         self._scale = arm_table().speed * (config.speed * (TIMESTEP * config.substeps))
 
     def reset(self, env_ids: Array) -> None:
-        """Nothing is remembered."""
+        """The expert has no state."""
 
     def act(self, obs: Observations) -> Array:
-        """Actions [num_envs, 7] float32 for where the arms are now."""
+        """Actions [num_envs, 7] float32 for the current state of the arms."""
         move, _ = self._simulation.jacobians(self._body, self._arm.hand)
         move = move[:, :, : len(self._scale)]
         square = move @ move.transpose(0, 2, 1) + _DAMPING**2 * np.eye(3)
         joints = move.transpose(0, 2, 1) @ np.linalg.solve(square, self._arm.offset[:, :, None])
         actions = joints[:, :, 0] / self._scale
-        # Shortened as a whole, so that the hand keeps its direction.
+        # Scale the whole action, so that the hand keeps its direction.
         actions /= np.maximum(np.abs(actions).max(axis=1, keepdims=True), 1.0)
         return np.asarray(actions, np.float32)
 
@@ -312,24 +312,26 @@ class ReachConfig(TaskConfig):
 
     kind: Literal["reach"] = "reach"
     box_side: float = Field(0.4, gt=0, le=0.5, description="Side of the box of targets, m.")
-    tolerance: float = Field(0.02, gt=0, description="How close the hand must be, m.")
+    tolerance: float = Field(0.02, gt=0, description="Largest distance that counts as held, m.")
     hold_steps: int = Field(5, ge=1, description="Consecutive control steps to hold the target.")
     min_distance: float = Field(
-        0.05, gt=0, description="Least distance from hand to target at the start, m."
+        0.05, gt=0, description="Minimum initial distance from hand to target, m."
     )
     start_jitter: float = Field(
         0.1, ge=0, le=0.3, description="Largest random offset of each joint at the start, rad."
     )
     speed: float = Field(
-        0.4, gt=0, le=1, description="Largest joint speed an action asks for, share of the limit."
+        0.4, gt=0, le=1, description="Largest joint speed, as a fraction of the limit."
     )
     substeps: int = Field(10, ge=1, le=1000, description="Physics steps of 10 ms per control step.")
-    max_episode_steps: int = Field(50, ge=1, description="Control steps before time runs out.")
+    max_episode_steps: int = Field(
+        50, ge=1, description="Control steps until an episode is truncated."
+    )
     shown_steps: int | None = Field(
         None,
         ge=1,
-        description="The target is shown only in the first so many steps, in which the arm is "
-        "held still; None shows it always.",
+        description="Initial steps in which the target is observed and the arm held still; "
+        "None: the target is always observed.",
     )
     reward: ReachReward = Field(ReachReward(), description="Weights of the reward terms.")
 
@@ -344,7 +346,9 @@ class ReachConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _leaves_room_for_targets(self) -> ReachConfig:
-        most = 0.7 * self.box_side  # of a ball around any hand, the box has corners outside
+        most = (
+            0.7 * self.box_side
+        )  # a ball of this radius around any hand leaves corners of the box
         if self.min_distance > most:
             raise ValueError(
                 f"env.min_distance {self.min_distance:g} leaves no room for targets in a box of "
@@ -357,7 +361,7 @@ class ReachConfig(TaskConfig):
         weights = self.reward.model_dump()
         observations: dict[str, dict[str, Term]] = {"state": OBSERVATIONS}
         if self.shown_steps is not None:
-            # For a value function, which is no part of what acts, the target is never hidden.
+            # The value function, which does not act, always observes the target.
             critic = {name: OBSERVATIONS[name] for name in _OF_TARGET}
             shown = {
                 name: while_shown(term) if name in _OF_TARGET else term

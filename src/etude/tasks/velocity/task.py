@@ -1,4 +1,4 @@
-"""Walking: a quadruped follows velocity commands by joint targets."""
+"""Velocity tracking: a quadruped walks at commanded velocities, by joint targets."""
 
 from __future__ import annotations
 
@@ -26,82 +26,175 @@ from etude.envs.robots.go1 import MODEL
 TIMESTEP, SUBSTEPS = 0.004, 5
 Range = tuple[float, float]
 SCAN = np.stack(np.meshgrid(np.linspace(-0.5, 0.8, 9), np.linspace(-0.3, 0.3, 5)), 2).reshape(-1, 2)
-"""[45, 2] m: where the ground is observed around the trunk."""
+"""[45, 2] m: points of the height scan, in the frame of the trunk's heading."""
+
+
+LEG = 0.213
+"""Length of thigh and of calf, m."""
+BEND = 0.9
+"""Angle of the thigh in the standing pose, rad; the calf bends back by twice as much."""
+HIPS = np.array([[0.188, -0.127], [0.188, 0.127], [-0.188, -0.127], [-0.188, 0.127]])
+"""[4, 2] m: positions of the hips front right, front left, rear right and rear left."""
+OFFSETS = np.array([0.0, np.pi, np.pi, 0.0])
+"""[4] rad: phase offsets of the legs; diagonal legs move together."""
+
+
+class Trot(Part):
+    """A trot by the clock: diagonal feet swing in the first half of their period, and then stand.
+
+    No foot swings while the command is to stand still.
+    """
+
+    def __init__(
+        self, feet: Feet, command: VelocityCommand, frequency: float, height: float
+    ) -> None:
+        """frequency: strides per second; height: of swinging feet, m."""
+        self._feet, self._command = feet, command
+        self._frequency, self._height = frequency, height
+        # Angle by which the leg bends to lift the foot to that height.
+        self._fold = np.arccos(np.cos(BEND) - height / (2.0 * LEG)) - BEND
+        # rad per m/s: amplitude of the legs' swing about the hip.
+        self._swing = 0.25 / frequency / (2.0 * LEG * np.cos(BEND))
+
+    def describe(self) -> Tree:
+        return {
+            "trot": {
+                "about": "angles added to the default pose: see docs/export.md for the formula",
+                "frequency": self._frequency,
+                "fold": float(self._fold),
+                "swing": float(self._swing),
+                "hips": HIPS.tolist(),
+                "offsets": OFFSETS.tolist(),
+            }
+        }
+
+    def _phase_angle(self, ahead: int = 0) -> Array:
+        """Phase [num_envs, 1] of the gait, rad, `ahead` control steps from now."""
+        steps = self.env.elapsed[:, None] + ahead
+        angle: Array = steps * (2.0 * np.pi * self._frequency * self.env.dt)
+        return angle
+
+    def _moves(self) -> Array:
+        """[num_envs, 1] bool: whether the command is not to stand still."""
+        found: Array = np.asarray(self._command.command.any(axis=1))[:, None]
+        return found
+
+    def reference(self) -> Array:
+        """[num_envs, 12] rad from the standing pose: an open-loop trot at the commanded velocity.
+
+        A standing foot moves opposite to the commanded motion of its hip, a swinging foot to the
+        start of its next stance. Without actions the robot falls, and is too slow because the
+        servos yield: the policy must correct both.
+        """
+        phase = (self._phase_angle(ahead=1) + OFFSETS) % (2.0 * np.pi)
+        swings, part = phase < np.pi, phase % np.pi / np.pi
+        along = np.where(swings, -np.cos(np.pi * part), 1.0 - 2.0 * part) * self._swing
+        x, y, turn = self._command.command.T[:, :, None]
+        pitch = np.arctan((x - turn * HIPS[:, 1]) * along)
+        roll = np.arctan((y + turn * HIPS[:, 0]) * along)
+        fold = np.where(swings & self._moves(), np.sin(phase), 0.0) * self._fold
+        return np.stack([roll, fold - pitch, -2.0 * fold], axis=2).reshape(-1, 12)
+
+    @measured("1")
+    def phase(self, env: MujocoEnv) -> Array:
+        """[num_envs, 2]: sine and cosine of the gait's phase, both 0 if the command is to stand
+        still."""
+        angle = self._phase_angle()
+        return np.concatenate([np.sin(angle), np.cos(angle)], axis=1) * self._moves()
+
+    def reward(self, env: MujocoEnv) -> Array:
+        """[num_envs] from 0 to 1: swinging feet at their height, standing feet on the ground and
+        still."""
+        swing = np.sin(self._phase_angle() + OFFSETS) * self._moves()
+        target = np.maximum(swing, 0.0) * self._height
+        lifted = np.exp(-(((self._feet.height - target) / 0.03) ** 2))
+        planar = self._feet.velocity[:, :, :2]
+        still = np.exp(-np.einsum("nfi,nfi->nf", planar, planar) / 0.1)
+        mean: Array = np.where(swing > 0.0, lifted, 0.5 * lifted + 0.5 * still).mean(axis=1)
+        return mean
 
 
 class WalkReward(Config):
     """Weights of the reward terms, per second."""
 
-    alive: float = Field(1.0, description="For not falling.")
-    velocity: float = Field(4.0, description="For walking as fast as commanded: 0 to 1.")
-    turning: float = Field(2.0, description="For turning as fast as commanded: 0 to 1.")
-    gait: float = Field(2.0, description="For feet that lift and stand in a trot: 0 to 1.")
-    pose: float = Field(0.5, description="For joints near the standing pose: 0 to 1.")
-    tilt: float = Field(-5.0, description="Per squared sine of the trunk's tilt.")
-    vertical: float = Field(-0.5, description="Per squared vertical speed, (m/s)^2.")
-    wobble: float = Field(-0.05, description="Per squared roll and pitch rate, (rad/s)^2.")
-    action_rate: float = Field(-0.01, description="Per squared change of the action.")
-    fall: float = Field(-5.0, description="For a fall, once.")
+    alive: float = Field(1.0, description="Not falling.")
+    velocity: float = Field(4.0, description="Tracking of the commanded velocity, 0 to 1.")
+    turning: float = Field(2.0, description="Tracking of the commanded yaw rate, 0 to 1.")
+    gait: float = Field(
+        2.0, description="Feet that swing and stand in the rhythm of a trot, 0 to 1."
+    )
+    pose: float = Field(0.5, description="Joints near the standing pose, 0 to 1.")
+    tilt: float = Field(-5.0, description="Squared sine of the trunk's tilt.")
+    vertical: float = Field(-0.5, description="Squared vertical velocity, (m/s)^2.")
+    wobble: float = Field(-0.05, description="Squared roll and pitch rate, (rad/s)^2.")
+    action_rate: float = Field(-0.01, description="Squared change of the action.")
+    fall: float = Field(-5.0, description="A fall, once.")
 
 
 class WalkNoise(Config):
-    """Uniform noise of what the policy observes, either way."""
+    """Half-widths of the uniform noise of the policy's observations."""
 
-    gyro: float = Field(0.0, ge=0, description="rad/s.")
-    gravity: float = Field(0.0, ge=0, description="Of the direction of gravity.")
-    joint_position: float = Field(0.0, ge=0, description="rad.")
-    joint_velocity: float = Field(0.0, ge=0, description="rad/s.")
-    velocity: float = Field(0.0, ge=0, description="m/s, of the trunk.")
+    gyro: float = Field(0.0, ge=0, description="Angular velocity, rad/s.")
+    gravity: float = Field(0.0, ge=0, description="Direction of gravity.")
+    joint_position: float = Field(0.0, ge=0, description="Joint positions, rad.")
+    joint_velocity: float = Field(0.0, ge=0, description="Joint velocities, rad/s.")
+    velocity: float = Field(0.0, ge=0, description="Velocity of the trunk, m/s.")
 
 
 class WalkConfig(TaskConfig):
     """A Unitree Go1 walks at commanded velocities, which change within an episode."""
 
     kind: Literal["walk-go1"] = "walk-go1"
-    speed_x: Range = Field((-1.5, 1.5), description="Commanded speed ahead, m/s.")
-    speed_y: Range = Field((-0.8, 0.8), description="Commanded speed to the left, m/s.")
-    turning: Range = Field((-1.2, 1.2), description="Commanded turning rate, rad/s.")
+    speed_x: Range = Field((-1.5, 1.5), description="Range of the commanded forward velocity, m/s.")
+    speed_y: Range = Field(
+        (-0.8, 0.8), description="Range of the commanded velocity to the left, m/s."
+    )
+    turning: Range = Field((-1.2, 1.2), description="Range of the commanded yaw rate, rad/s.")
     command_every: Range = Field((3.0, 8.0), description="Seconds between new commands.")
     acceleration: float | None = Field(
         4.0,
         gt=0,
-        description="How fast the command that the policy follows moves to a new one, m/s^2 and "
-        "rad/s^2; none: at once. Reported errors are those of the new one.",
+        description="Rate at which the command moves to a new target, m/s^2 and rad/s^2; none: at "
+        "once. Reported errors are measured from the target.",
     )
-    stand: float = Field(0.05, ge=0, le=1, description="Share of commands to stand still.")
-    zero: float = Field(0.2, ge=0, le=1, description="Chance of each number to be 0.")
-    action_scale: float = Field(0.5, gt=0, description="Joint motion of a unit action, rad.")
+    stand: float = Field(0.05, ge=0, le=1, description="Probability of a command to stand still.")
+    zero: float = Field(
+        0.2, ge=0, le=1, description="Probability of 0 for each component of a command."
+    )
+    action_scale: float = Field(0.5, gt=0, description="Joint motion by a unit action, rad.")
     gait_frequency: float = Field(2.0, gt=0, description="Strides per second of the trot.")
     reference: Literal["trot", "stand"] = Field(
         "trot",
-        description="What actions are added to: a plain trot at the commanded velocity, which "
-        "falls by itself, or the standing pose.",
+        description="Reference that actions are added to: an open-loop trot at the commanded "
+        "velocity, which falls without actions, or the standing pose.",
     )
     observe_velocity: bool = Field(
-        True, description="Whether the policy observes the trunk's velocity, as of an estimator."
+        True, description="Whether the policy observes the trunk's velocity, as from an estimator."
     )
-    foot_height: float = Field(0.06, gt=0, le=0.2, description="How high feet swing, m.")
+    foot_height: float = Field(0.06, gt=0, le=0.2, description="Height of swinging feet, m.")
     ground: Literal["flat", "rough"] = Field(
-        "flat", description="rough: slopes, blocks and stairs, harder by the curriculum's level."
+        "flat", description="rough: slopes, blocks and stairs, with the curriculum's level."
     )
-    levels: int = Field(8, ge=1, le=256, description="Levels of rough ground.")
-    in_turn: bool = Field(False, description="Environment i begins on tile i of rough ground.")
+    levels: int = Field(8, ge=1, le=256, description="Number of levels of rough ground.")
+    in_turn: bool = Field(False, description="Start environment i on tile i of rough ground.")
     success_error: float = Field(
-        0.25, gt=0, description="A success does not fall, and is off by at most this, m/s."
+        0.25,
+        gt=0,
+        description="Largest mean velocity error of a success, which must not fall, m/s.",
     )
-    max_episode_steps: int = Field(500, ge=1, description="Control steps of 20 ms.")
+    max_episode_steps: int = Field(
+        500, ge=1, description="Control steps of 20 ms until an episode is truncated."
+    )
     observation_delay: tuple[Late, Late] = Field(
         (0, 0),
-        description="Control steps that sensors are late, at least and at most; each its own.",
+        description="Delay of each sensor in control steps: minimum and maximum.",
     )
     noise: WalkNoise = Field(WalkNoise(), description="Noise of the policy's observations.")
-    random: Randomization = Field(
-        Randomization(), description="How far episodes differ, and pushes."
-    )
+    random: Randomization = Field(Randomization(), description="Domain randomisation and pushes.")
     reward: WalkReward = Field(WalkReward(), description="Weights of the reward terms.")
 
     def for_evaluation(self) -> Self:
-        """Rough ground is walked tile by tile."""
+        """Assign the tiles of rough ground to the environments in order."""
         return self.replace(in_turn=True)
 
     def define(self) -> Task:
@@ -161,7 +254,8 @@ class WalkConfig(TaskConfig):
     def _observations(
         self, robot: Robot, feet: Feet, twist: VelocityCommand, gait: Trot, terrain: Terrain | None
     ) -> dict[str, dict[str, Term | Observation]]:
-        """What sensors measure and what is known: "state"; for the value function, "critic"."""
+        """Sensors and commands in "state", more for the value function in "critic", and the
+        "scan"."""
         noise, late = self.noise, self.observation_delay
         measured: dict[str, Term | Observation] = {
             "gyro": obs.angular_velocity(robot, noise=noise.gyro, scale=0.25, delay=late),
@@ -196,7 +290,7 @@ class WalkConfig(TaskConfig):
     def _rewards(
         self, robot: Robot, twist: VelocityCommand, gait: Trot
     ) -> dict[str, tuple[Term, float]]:
-        """Terms with their weights for a control step."""
+        """Reward terms, with their weights per control step."""
         terms: dict[str, Term] = {
             "alive": rewards.alive,
             "velocity": rewards.track_velocity(twist, 0.25, 0.05),
@@ -217,92 +311,9 @@ CAMERA = Camera(follow="trunk", look_at=(0.0, 0.0, 0.25), distance=1.35, azimuth
 
 
 def on_floor() -> mujoco.MjSpec:
-    """The Go1 on a floor."""
+    """The Go1 on a plane."""
     spec = load_spec(MODEL)
     floor = spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE)
     floor.size, floor.contype, floor.conaffinity = (0.0, 0.0, 0.05), 0, 1
     floor.friction[0], floor.rgba = 0.8, (0.55, 0.6, 0.65, 1.0)
     return spec
-
-
-LEG = 0.213
-"""m: thigh and calf are equally long."""
-BEND = 0.9
-"""rad: how far the thigh leans in the standing pose; the calf bends back by twice as much."""
-HIPS = np.array([[0.188, -0.127], [0.188, 0.127], [-0.188, -0.127], [-0.188, 0.127]])
-"""[4, 2] m: where the legs front right, front left, rear right and rear left hang."""
-OFFSETS = np.array([0.0, np.pi, np.pi, 0.0])
-"""[4] rad of the clock: diagonal legs move together."""
-
-
-class Trot(Part):
-    """Diagonal feet swing together in the first half of the clock's turn, and then stand.
-
-    While a robot is commanded to stand still, no foot swings.
-    """
-
-    def __init__(
-        self, feet: Feet, command: VelocityCommand, frequency: float, height: float
-    ) -> None:
-        """frequency: strides per second; height: m that a foot rises by."""
-        self._feet, self._command = feet, command
-        self._frequency, self._height = frequency, height
-        # A foot rises straight up when thigh and calf bend by this much more.
-        self._fold = np.arccos(np.cos(BEND) - height / (2.0 * LEG)) - BEND
-        # rad per m/s: how far legs swing to either side of the hip.
-        self._swing = 0.25 / frequency / (2.0 * LEG * np.cos(BEND))
-
-    def describe(self) -> Tree:
-        return {
-            "trot": {
-                "about": "angles added to the default pose: see docs/export.md for the formula",
-                "frequency": self._frequency,
-                "fold": float(self._fold),
-                "swing": float(self._swing),
-                "hips": HIPS.tolist(),
-                "offsets": OFFSETS.tolist(),
-            }
-        }
-
-    def _angle(self, ahead: int = 0) -> Array:
-        """[num_envs, 1] rad of the clock, `ahead` control steps from now."""
-        steps = self.env.elapsed[:, None] + ahead
-        angle: Array = steps * (2.0 * np.pi * self._frequency * self.env.dt)
-        return angle
-
-    def _walks(self) -> Array:
-        """[num_envs, 1] bool: whether the command is to move."""
-        found: Array = np.asarray(self._command.command.any(axis=1))[:, None]
-        return found
-
-    def reference(self) -> Array:
-        """[num_envs, 12] rad from the standing pose: a plain trot at the commanded velocity.
-
-        A standing foot moves against the motion that its hip is to have, a swinging one back to
-        where it stands next. It falls by itself, and servos that yield make it too slow: both is
-        left to the policy.
-        """
-        phase = (self._angle(ahead=1) + OFFSETS) % (2.0 * np.pi)
-        swings, part = phase < np.pi, phase % np.pi / np.pi
-        along = np.where(swings, -np.cos(np.pi * part), 1.0 - 2.0 * part) * self._swing
-        x, y, turn = self._command.command.T[:, :, None]
-        pitch = np.arctan((x - turn * HIPS[:, 1]) * along)
-        roll = np.arctan((y + turn * HIPS[:, 0]) * along)
-        fold = np.where(swings & self._walks(), np.sin(phase), 0.0) * self._fold
-        return np.stack([roll, fold - pitch, -2.0 * fold], axis=2).reshape(-1, 12)
-
-    @measured("1")
-    def phase(self, env: MujocoEnv) -> Array:
-        """[num_envs, 2]: sine and cosine of the clock, both 0 where the command is to stand."""
-        angle = self._angle()
-        return np.concatenate([np.sin(angle), np.cos(angle)], axis=1) * self._walks()
-
-    def reward(self, env: MujocoEnv) -> Array:
-        """[num_envs] 0 to 1: swinging feet at their height, standing feet down and still."""
-        swing = np.sin(self._angle() + OFFSETS) * self._walks()
-        target = np.maximum(swing, 0.0) * self._height
-        lifted = np.exp(-(((self._feet.height - target) / 0.03) ** 2))
-        planar = self._feet.velocity[:, :, :2]
-        still = np.exp(-np.einsum("nfi,nfi->nf", planar, planar) / 0.1)
-        mean: Array = np.where(swing > 0.0, lifted, 0.5 * lifted + 0.5 * still).mean(axis=1)
-        return mean

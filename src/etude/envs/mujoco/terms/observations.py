@@ -1,4 +1,4 @@
-"""Observations of robots. Every one takes noise, clip, scale, delay and history by name."""
+"""Observation terms of robots. Each accepts the keywords noise, clip, scale, delay and history."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def velocity(robot: Robot, **pipeline: Any) -> Observation:
 
 
 def angular_velocity(robot: Robot, **pipeline: Any) -> Observation:
-    """[num_envs, 3] rad/s: a gyroscope in the base."""
+    """[num_envs, 3] rad/s: angular velocity, as a gyroscope in the base measures it."""
     return _term(lambda _: robot.angular_velocity, "rad/s", "a gyroscope in the base", pipeline)
 
 
@@ -76,7 +76,7 @@ def contact(feet: Feet, **pipeline: Any) -> Observation:
 
 
 def air_time(feet: Feet, **pipeline: Any) -> Observation:
-    """[num_envs, feet] s."""
+    """[num_envs, feet] s: time since each foot was last on the ground."""
     return _term(lambda _: feet.air_time, "s", "since each foot was last on the ground", pipeline)
 
 
@@ -91,7 +91,8 @@ def command(source: VelocityCommand, **pipeline: Any) -> Observation:
 
 
 def height_scan(robot: Robot, terrain: Terrain, points: Array, **pipeline: Any) -> Observation:
-    """[num_envs, points] m: the ground below the base, at points [points, 2] of its heading."""
+    """[num_envs, points] m: height of the base above the ground, at points [points, 2] in the frame
+    of its heading."""
 
     def term(_: object) -> Array:
         x, y = robot.heading[:, None, 0], robot.heading[:, None, 1]
@@ -106,7 +107,7 @@ def height_scan(robot: Robot, terrain: Terrain, points: Array, **pipeline: Any) 
 
 
 def last_action(**pipeline: Any) -> Observation:
-    """[num_envs, n]: the policy's last action. For tasks whose terms are given the environment."""
+    """[num_envs, n]: the policy's last action. For tasks without a view of their own."""
     return _term(_last_action, "1", "the policy's last action; 0 at first", pipeline)
 
 

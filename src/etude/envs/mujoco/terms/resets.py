@@ -1,4 +1,4 @@
-"""How episodes begin, on top of the robot's home pose."""
+"""Reset parts: random starts around the robot's home pose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from etude.envs.mujoco.terrain import Terrain
 
 
 class JointNoise(Part):
-    """Joints begin up to `position` (rad or m) from home, at up to `velocity` (per s)."""
+    """Start joints at up to `position` (rad or m) from home, with up to `velocity` (per s)."""
 
     def __init__(self, robot: Robot, position: float = 0.1, velocity: float = 0.0) -> None:
         self._robot, self._position, self._velocity = robot, position, velocity
@@ -35,8 +35,11 @@ class JointNoise(Part):
 
 
 class BasePose(Part):
-    """A floating base begins up to `yaw` (rad) turned, `area` (m) away in x and y, `lift` (m) up,
-    and at up to `speed` (m/s and rad/s); on a terrain, on the tile that the episode begins on."""
+    """Start a floating base at a random pose: turned by up to `yaw` (rad) either way, in an `area`
+    (m along x and y), raised by up to `lift` (m), with velocities of up to `speed` (m/s and rad/s).
+
+    `terrain`: start on the tile that it has chosen for the episode.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""When episodes end, [num_envs] bool each."""
+"""Termination terms, [num_envs] bool each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from etude.envs.mujoco.task import Term
 
 
 def tilted(robot: Robot, degrees: float = 60.0) -> Term:
-    """The base leans further than this."""
+    """Whether the base is tilted by more than `degrees`."""
     bound = -math.cos(math.radians(degrees))
     return lambda _: robot.gravity[:, 2] > bound
 
 
 def lower_than(robot: Robot, height: float) -> Term:
-    """The base is lower than this above the ground, m."""
+    """Whether the base is lower than `height` (m) above the ground."""
     return lambda _: robot.height < height
 
 
 def higher_than(robot: Robot, height: float) -> Term:
-    """The base is higher than this above the ground, m."""
+    """Whether the base is higher than `height` (m) above the ground."""
     return lambda _: robot.height > height

@@ -18,10 +18,7 @@ from etude.envs.mujoco.simulation import Simulation
 
 
 class Clearance:
-    """Distances to the surfaces of palm and links, for whole batches of rows.
-
-    The fingers are left to whoever knows what they should be doing.
-    """
+    """Distances of points to the surfaces of palm and links, without the fingers."""
 
     def __init__(self, simulation: Simulation) -> None:
         model: mujoco.MjModel = simulation.model
@@ -29,7 +26,7 @@ class Clearance:
         palm, first = model.geom(PALM).id, model.geom(names[0]).id
         position, frame = simulation.bind("geom_xpos"), simulation.bind("geom_xmat")
         frame = frame.reshape(simulation.num_envs, -1, 3, 3)
-        # The links' geoms follow each other in the model: a slice of a live array is live too.
+        # The links' geoms are consecutive in the model, so that a slice is a view.
         capsules = slice(first, first + len(names))
         self._palm, self._palm_frame = position[:, palm], frame[:, palm]
         self._palm_half = model.geom_size[palm].copy()
@@ -37,7 +34,8 @@ class Clearance:
         self._radius, self._half = model.geom_size[capsules, :2].copy().T
 
     def of(self, points: Array) -> Array:
-        """[rows] m from points [rows, 3] to the nearest surface, less than 0 inside a link."""
+        """Distance [rows] m from points [rows, 3] to the nearest surface, negative inside a
+        link."""
         away = points[:, None] - self._links
         along = np.einsum("ijk,ijk->ij", away, self._axes)
         along = np.minimum(np.maximum(along, -self._half), self._half)
@@ -53,30 +51,31 @@ class Clearance:
 RESPONSE = 0.1
 """Time constant with which a joint follows a new target, s.
 
-A servo's stiffness is its torque limit over the way a joint covers at its speed limit in this time,
-and the joint's damping is stiffness times this time: at full torque a joint settles at its speed
-limit, as a motor does under its back-EMF. The damping is the joint's and not the servo's, because
-MuJoCo integrates a joint's damping implicitly whether or not the servo is saturated; the damping of
-a saturated servo is lost, and the light wrist then diverges at 10 ms steps."""
+A servo's stiffness is its torque limit divided by the angle that the joint turns by at its speed
+limit in this time, and the joint's damping is stiffness times this time. So at full torque a joint
+settles at its speed limit, as a motor does under its back-EMF. The joint has the damping, not the
+servo: MuJoCo integrates the damping of joints implicitly even when the servo is saturated, whereas
+that of a saturated servo is lost, and the light wrist then diverges with steps of 10 ms."""
 
 STROKE = 0.085
 """Largest opening between the fingers, m."""
 FINGERS = ("left_finger", "right_finger")
-"""Joints and servos of the fingers. A task gives both half the opening it wants: a coupling by
-equality constraint lets fingers this light fly centimetres apart at 10 ms steps."""
+"""Joints and servos of the fingers. A task sets each to half of the opening. A coupling by an
+equality constraint would let fingers this light move centimetres apart with steps of 10 ms."""
 FINGER_STIFFNESS = 1000.0
 FINGER_DAMPING = 40.0
-"""Gains of a finger's servo, N / m and N s / m: 40 N when blocked 4 cm from its target."""
+"""Gains of a finger's servo, N/m and N s/m: it pushes with 40 N when blocked 4 cm from its
+target."""
 
 ARM_COLLISION = {"contype": 1, "conaffinity": 0}
-"""Arm geoms touch objects but not each other: neighbouring capsules overlap at the joints."""
+"""Geoms of the arm collide with objects but not with each other: capsules overlap at the joints."""
 OBJECT_COLLISION = {"contype": 2, "conaffinity": 3}
-"""What a task gives its tables and cubes: they touch the arm and each other."""
+"""For a task's tables and objects: they collide with the arm and with each other."""
 NO_COLLISION = {"contype": 0, "conaffinity": 0}
 
 HAND_SITE = "hand"
 PALM = "palm"
-"""Of the hand: its body and its geom."""
+"""Body and geom of the hand."""
 Fingers = Literal["sliding", "locked"]
 
 _PALM_MASS, _FINGER_MASS = 0.7, 0.1
@@ -87,33 +86,33 @@ _LINK_RADIUS = (0.07, 0.07, 0.06, 0.06, 0.055, 0.055, 0.04)
 
 @dataclass(frozen=True)
 class ArmTable:
-    """The numbers of the arm; one row per joint, base first."""
+    """Parameters of the arm, one row per joint, base first."""
 
     names: tuple[str, ...]
     position: Array
-    """[7, 3] m: each link in the frame of the one before."""
+    """[7, 3] m: position of each link in the frame of its parent."""
     rotation: Array
-    """[7, 4] unit quaternions, w x y z."""
+    """[7, 4] unit quaternions (w, x, y, z) of each link in the frame of its parent."""
     mass: Array
     """[7] kg."""
     center: Array
-    """[7, 3] m: centre of mass in the link's frame."""
+    """[7, 3] m: centre of mass in the frame of the link."""
     inertia: Array
-    """[7, 3] kg m^2, along the axes `inertia_rotation` turns to."""
+    """[7, 3] kg m^2: principal moments of inertia, in the frame of `inertia_rotation`."""
     inertia_rotation: Array
     """[7, 4] unit quaternions."""
     range: Array
     """[7, 2] rad."""
     speed: Array
-    """[7] rad/s: the manufacturer's limits."""
+    """[7] rad/s: the manufacturer's speed limits."""
     torque: Array
-    """[7] N m: likewise."""
+    """[7] N m: the manufacturer's torque limits."""
     flange: Array
-    """[3] m: where tools are mounted, in the last link's frame."""
+    """[3] m: position of the tool flange in the frame of the last link."""
 
     @property
     def stiffness(self) -> Array:
-        """[7] N m / rad, of the joints' position servos; see `RESPONSE`."""
+        """[7] N m/rad: stiffness of the position servos; see `RESPONSE`."""
         stiffness: Array = self.torque / (self.speed * RESPONSE)
         return stiffness
 
@@ -125,7 +124,7 @@ def _unit(quaternions: list[list[float]]) -> Array:
 
 
 def arm_table() -> ArmTable:
-    """The arm as published; see `assets/iiwa14.json` for the source."""
+    """Read the published parameters of the arm; `assets/iiwa14.json` names the source."""
     text = (resources.files(__package__) / "assets/iiwa14.json").read_text("utf-8")
     data: dict[str, Any] = json.loads(text)
     links: list[dict[str, Any]] = data["links"]
@@ -149,19 +148,19 @@ def arm_table() -> ArmTable:
 
 
 def joint_names(table: ArmTable) -> tuple[str, ...]:
-    """Names of the seven arm joints and of their servos, base first."""
+    """Names of the seven joints and of their servos, base first."""
     return tuple(f"joint{index + 1}" for index in range(len(table.names)))
 
 
 def kuka_spec(
     *, fingers: Fingers = "sliding", collisions: bool = False, timestep: float = 0.01
 ) -> mujoco.MjSpec:
-    """The arm on its base at the origin; add a scene to it, then compile.
+    """The arm on its base at the origin, as a spec to add a scene to.
 
-    fingers: "sliding" adds two degrees of freedom with the servos `FINGERS`, whose controls are
-        each half the opening in metres; "locked" holds them open, which is faster.
-    collisions: whether hand and links touch what a task adds (with `OBJECT_COLLISION`).
-        Without, contacts are switched off altogether.
+    fingers: "sliding" adds two degrees of freedom with the servos `FINGERS`, each controlled by
+        half of the opening in metres; "locked" fixes them open, which is faster to simulate.
+    collisions: whether hand and links collide with objects (with `OBJECT_COLLISION`) that a task
+        adds. False disables all contacts.
     """
     table = arm_table()
     spec = mujoco.MjSpec()
@@ -171,9 +170,9 @@ def kuka_spec(
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     if not collisions:
         spec.option.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
-        # Every body is gravity compensated, so without objects gravity only costs time.
+        # All bodies are gravity compensated: without objects gravity has no effect.
         spec.option.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_GRAVITY)
-    # Palm and locked fingers become part of the last link: four bodies fewer to propagate.
+    # Merge palm and locked fingers into the last link: four bodies fewer to simulate.
     spec.compiler.fusestatic = fingers == "locked" and not collisions
     bits = ARM_COLLISION if collisions else NO_COLLISION
     base = spec.worldbody.add_body(name="base", mass=5.0, explicitinertial=True)
@@ -194,7 +193,7 @@ def kuka_spec(
 def _add_links(
     spec: mujoco.MjSpec, base: mujoco.MjsBody, table: ArmTable, bits: dict[str, int]
 ) -> mujoco.MjsBody:
-    """The seven links with joints, servos and one capsule each; returns the last link."""
+    """Add the seven links with a joint, a servo and a capsule each; returns the last link."""
     parent = base
     ends = [*table.position[1:], table.flange]
     for index, (name, joint) in enumerate(zip(table.names, joint_names(table), strict=True)):
@@ -247,7 +246,7 @@ def _add_gripper(
     fingers: Fingers,
     bits: dict[str, int],
 ) -> None:
-    """Palm, two fingers that close along y, and the site "hand" between their tips."""
+    """Add the palm, two fingers that close along y, and the site "hand" between their tips."""
     box = mujoco.mjtGeom.mjGEOM_BOX
     palm = link.add_body(name=PALM, pos=table.flange, gravcomp=1.0)
     half = _PALM_DEPTH / 2
@@ -257,7 +256,7 @@ def _add_gripper(
     palm.add_site(name=HAND_SITE, pos=[0, 0, _HAND_HEIGHT], size=[0.005, 0, 0])
     locked = fingers == "locked"
     for name, sign in zip(FINGERS, (1.0, -1.0), strict=True):
-        # The origin of a finger is its pad's face when closed; a positive slide opens.
+        # A finger's origin is the face of its pad when closed; positive positions open it.
         finger = palm.add_body(
             name=name,
             pos=[0, sign * STROKE / 2 if locked else 0, _PALM_DEPTH],
