@@ -1,6 +1,6 @@
 """Etude's tasks in Gymnasium's registry: `import etude.gym; gymnasium.make("etude/Reach-v0")`.
 
-`gymnasium.make("etude.gym:etude/Reach-v0")` imports this by itself.
+`gymnasium.make("etude.gym:etude/Reach-v0")` imports this module itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TASKS = {
     "WalkGo1": "walk-go1",
     "WalkGo1Rough": "walk-go1-rough",
 }
-"""{name in Gymnasium: the recipe whose environment it is}."""
+"""{name in Gymnasium: recipe with the environment}."""
 STATE = ("state",)
 
 
@@ -39,7 +39,7 @@ def register_tasks() -> None:
 
 
 def task_config(task: str | EnvConfig | Recipe, **options: Any) -> EnvConfig:
-    """The environment of a recipe, of a kind, or of module:Class, with changed options."""
+    """Config of the environment of a recipe or a kind, with changed options."""
     from etude.core.catalogue import RECIPES
     from etude.core.errors import UsageError
     from etude.core.explain import nearest
@@ -59,8 +59,8 @@ def task_config(task: str | EnvConfig | Recipe, **options: Any) -> EnvConfig:
         near = nearest(task, [*RECIPES.names(), *ENVS.names()])
         hint = f"did you mean '{near}'? " if near else ""
         raise UsageError(
-            f"There is no task '{task}'; {hint}`etude list` shows the recipes whose tasks can be "
-            "made, and gymnasium.make makes those of Gymnasium."
+            f"There is no task '{task}'; {hint}`etude list` shows the recipes, whose tasks can be "
+            "made; use gymnasium.make for tasks of Gymnasium."
         )
     return config.replace(**options)
 
@@ -72,10 +72,10 @@ def make_vec(
     threads: int = 1,
     **options: Any,
 ) -> AsVectorEnv:
-    """A task as a `gymnasium.vector.VectorEnv` of `num_envs` environments, reset as they end.
+    """Make a `gymnasium.vector.VectorEnv` of `num_envs` environments, with automatic resets.
 
     task: a recipe or its name ("walk-go1"), a kind of environment, module:Class, or a config.
-    observations: those to give, None for all; what only a value function may read is left out.
+    observations: names to return, None for all; by default "state" alone.
     threads: of the physics. options: fields of the task's config, such as max_episode_steps=100.
     """
     from etude.envs.adapters.as_gym import AsVectorEnv
@@ -86,7 +86,7 @@ def make_vec(
 def make(
     task: str | EnvConfig | Recipe, observations: Sequence[str] | None = STATE, **options: Any
 ) -> AsGymnasium:
-    """One environment of a task as a `gymnasium.Env`; see `make_vec`."""
+    """Make a `gymnasium.Env` of a task; see `make_vec`."""
     from etude.envs.adapters.as_gym import AsGymnasium
 
     return AsGymnasium(task_config(task, **options), observations)

@@ -1,4 +1,4 @@
-"""Bring a robot: tasks on MuJoCo's batch engine from an MJCF and named terms (docs/robots.md)."""
+"""Building blocks of tasks on MuJoCo: robots from MJCF files, parts and terms (docs/robots.md)."""
 
 from __future__ import annotations
 

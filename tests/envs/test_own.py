@@ -255,7 +255,7 @@ def test_code_that_cannot_be_imported_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "options", "words"),
     [
-        ("os:system", {}, "is no task: it lacks a class"),
+        ("os:system", {}, "is not a task: it lacks a class"),
         ("pathlib:Path", {}, "it lacks reset, step, snapshot, restore, close"),
         ("etude.tasks.seek:Sek", {}, "did you mean 'Seek'"),
         ("etude.tasks.seek:Seek", {"sped": 1}, "unexpected keyword argument 'sped'"),
@@ -310,7 +310,7 @@ def test_state_keeps_its_memory_and_type() -> None:
     assert task.place.dtype == np.float64
     task.place = 2.0  # type: ignore[assignment]
     assert (memory == 2.0).all()
-    with pytest.raises(UsageError, match=r"Seek\.place is \[3, 2\] and was given \[2, 2\]"):
+    with pytest.raises(UsageError, match=r"Seek\.place has shape \[3, 2\], and the value \[2, 2\]"):
         task.place = np.ones((2, 2))
     with pytest.raises(UsageError, match="3 rows, the task 4"):
         Seek(4).restore(task.snapshot(), Key(0))
@@ -339,10 +339,10 @@ class Sloppy(Seek):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("reward", r"advance gives reward as \[3, 1\]: it must be one number per row, \[3\]"),
-        ("statistics", "gives the statistics nothing, but `statistics` declares is_success"),
-        ("names", "observe gives stat, but `observations` declares state"),
-        ("shape", r"observe gives 'state' as \[3, 3\], but `observations` declares \[3, 4\]"),
+        ("reward", r"advance returns reward as \[3, 1\]: it must be one number per row, \[3\]"),
+        ("statistics", "returns the statistics nothing, but `statistics` declares is_success"),
+        ("names", "observe returns stat, but `observations` declares state"),
+        ("shape", r"observe returns 'state' as \[3, 3\], but `observations` declares \[3, 4\]"),
     ],
 )
 def test_the_base_says_what_a_task_gets_wrong(wrong: str, words: str) -> None:
@@ -361,7 +361,7 @@ def test_a_task_without_declarations_is_told() -> None:
     class Bare(ArrayTask):
         reset_rows, advance, observe = Seek.reset_rows, Seek.advance, Seek.observe  # type: ignore
 
-    with pytest.raises(UsageError, match="does not say its observations"):
+    with pytest.raises(UsageError, match="has no field `observations`: declare it"):
         Bare(2)
 
 

@@ -192,7 +192,7 @@ def test_what_draws_nothing_is_refused_before_it_is_recommended(
     assert "etude eval" not in told
     monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", lambda self: None)
     told = refusal({"kind": "gym", "id": "CartPole-v1"})
-    assert "'CartPole-v1' cannot be drawn" in told
+    assert "'CartPole-v1' cannot be rendered" in told
     assert "etude eval" not in told
 
 

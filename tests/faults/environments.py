@@ -69,7 +69,7 @@ STRIKES = (
     Strike("memory", 2, says="memory ran out"),
     Strike("hang", 2, "reset", says="in reset", finishes=True),
     Strike("spin", 2, says="in step", finishes=True),
-    Strike("hang in C", 2, says="did not come back for", finishes=True),
+    Strike("hang in C", 2, says="did not return within", finishes=True),
     Strike("crash", 2, says="SIGSEGV", finishes=True),
     Strike("crash", 2, "reset", says="SIGSEGV", finishes=True),
     Strike("kill", 2, says="SIGKILL.*memory", finishes=True),

@@ -214,7 +214,7 @@ def test_what_cannot_be_told_is_refused(dataset: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             etude.plan(recipe_of(dataset, env=env))
-    with pytest.raises(UsageError, match="Nothing here knows the vector of the sentence"):
+    with pytest.raises(UsageError, match=r"The vector of the sentence .* is unknown"):
         etude.plan(recipes.find("ppo").replace(env={**task, "sentence": LEFT}))
     incomplete = tmp_path / "table.csv"
     incomplete.write_text(f"{LEFT},1,2")

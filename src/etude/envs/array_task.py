@@ -1,4 +1,5 @@
-"""The base of tasks written in numpy: say what a row is, and the rest of a `BatchEnv` follows."""
+"""The base of tasks in numpy: a subclass defines the rows, and this adds the rest of a
+`BatchEnv`."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from etude.core.trees import Tree
 
 
 class State:
-    """An array [rows, *shape] of a task that decides its future: `place = State(2)`.
+    """A state array [rows, *shape] of a task: `place = State(2)`.
 
-    It starts at zero, is part of every snapshot, and keeps its memory and its type whatever is
-    assigned to it.
+    It starts at zero and is part of every snapshot. Assignments are copied into it, and keep its
+    dtype.
     """
 
     def __init__(self, *shape: int, dtype: str = "float64") -> None:
@@ -44,25 +45,25 @@ class State:
             return
         if np.shape(value) not in ((), array.shape):
             raise UsageError(
-                f"{type(task).__name__}.{self._name} is {list(array.shape)} and was given "
+                f"{type(task).__name__}.{self._name} has shape {list(array.shape)}, and the value "
                 f"{list(np.shape(value))}: assign all rows, or write to {self._name}[rows]."
             )
         array[...] = value
 
 
 class Outcome(NamedTuple):
-    """What a control step gave every row."""
+    """Result of a control step for every row."""
 
     reward: Array
     """[rows]."""
     terminated: Array
-    """[rows] bool: the task ended here; running out of time is counted for you."""
+    """[rows] bool: the episode terminates; truncation at the time limit is added."""
     statistics: Mapping[str, Array] = {}
-    """{name: [rows]}: read where an episode ends, such as "is_success"."""
+    """{name: [rows]}: statistics such as "is_success", used for rows whose episode ends."""
 
 
 class ArrayTask(ABC):
-    """Rows of a task as numpy arrays. A subclass declares, and implements three methods:
+    """A task as numpy arrays with a row per environment. A subclass declares its fields:
 
         class Seek(ArrayTask):
             observations = {"state": 4}
@@ -71,36 +72,36 @@ class ArrayTask(ABC):
             statistics = ("is_success",)
             place = State(2)
 
-    Episode counters, the time limit, resets in the step an episode ends in, and snapshots that
-    resume bit for bit come from here. Options are further arguments of `__init__`, which calls
-    `super().__init__(num_envs)`.
+    It implements `reset_rows`, `advance` and `observe`. This class adds episode counters, the time
+    limit, resets in the step in which an episode ends, and snapshots that resume bit for bit.
+    Options are further arguments of `__init__`, which calls `super().__init__(num_envs)`.
     """
 
     observations: Mapping[str, int | ArraySpec]
-    """{name: size}, float32, or {name: ArraySpec}. Policies read "state" unless told otherwise."""
+    """{name: size} for float32, or {name: ArraySpec}. By default policies read "state"."""
     action: ActionSpec
     max_episode_steps: int | None = None
-    """Steps before time runs out; None when only the task itself ends an episode."""
+    """Steps until an episode is truncated; None: never."""
     statistics: tuple[str, ...] = ()
-    """Names in `Outcome.statistics`."""
+    """Names of `Outcome.statistics`."""
     motions: tuple[str, ...] = ()
-    """Names of the motions that are imitated, by the number in the statistic "motion"."""
+    """Names of the reference motions, in the order of the statistic "motion"."""
     step_rate: float = 30.0
-    """Steps of a second in films, which show a task that has `picture(row)`: [height, width, 3]
+    """Steps per second in films, for tasks with a method `picture(row)`: [height, width, 3]
     uint8."""
     watch: Callable[[int], None] | None = None
-    """Called with each row after its step, while a finished one still stands where it ended."""
+    """Called with each row after its step, before finished rows are reset."""
 
     def __init__(self, num_envs: int, threads: int = 1) -> None:
-        """`threads` is part of every environment's signature; numpy needs none."""
+        """`threads` is part of every environment's signature, and unused here."""
         for name in ("observations", "action"):
             if not hasattr(self, name):
-                raise UsageError(f"{type(self).__name__} does not say its {name}: declare them.")
+                raise UsageError(f"{type(self).__name__} has no field `{name}`: declare it.")
         self.num_envs = num_envs
         self.episode: Array = np.zeros(num_envs, np.int64)
-        """[rows]: which episode each row is in."""
+        """[rows]: number of each row's current episode."""
         self.elapsed: Array = np.zeros(num_envs, np.int64)
-        """[rows]: control steps since the episode's start."""
+        """[rows]: control steps since the start of the episode."""
         self._arrays: dict[str, Array] = {
             name: np.zeros((num_envs, *state.shape), state.dtype)
             for base in reversed(type(self).__mro__)
@@ -121,10 +122,10 @@ class ArrayTask(ABC):
 
     @abstractmethod
     def reset_rows(self, rows: Array, streams: Sequence[np.random.Generator]) -> None:
-        """Write the start of an episode into the state of rows [k].
+        """Write the initial state of an episode of rows [k].
 
-        Draw from `streams[i]` for `rows[i]` and from nothing else, so that an episode depends on
-        its row and number only.
+        Draw random numbers for `rows[i]` from `streams[i]` only, so that an episode depends only on
+        its row and number.
         """
 
     @abstractmethod
@@ -136,17 +137,17 @@ class ArrayTask(ABC):
 
     @abstractmethod
     def observe(self) -> Observations:
-        """{name: [rows, ...]} of the state as it is."""
+        """Observations {name: [rows, ...]} of the current state."""
 
     def reset(self, key: Key) -> Observations:
-        """Every row at the start of its episode 0."""
+        """Reset every row to its episode 0."""
         self._streams.use(key)
         self.episode[:] = 0
         self._begin(np.arange(self.num_envs))
         return self._observe()
 
     def restart(self) -> Observations:
-        """Every row leaves its episode, unreported, and begins its next one."""
+        """Reset every row to its next episode; the open episodes are not reported."""
         self.episode += 1
         self._begin(np.arange(self.num_envs))
         return self._observe()
@@ -180,20 +181,20 @@ class ArrayTask(ABC):
         self.reset_rows(rows, streams)
 
     def _observe(self) -> Observations:
-        """New arrays of the declared type, so that what was given out stays as it was."""
+        """Copies of the declared dtype, so that returned arrays do not change later."""
         given = self.observe()
         if set(given) != set(self.spec.observations):
             raise UsageError(
-                f"{type(self).__name__}.observe gives {_list(given)}, but `observations` declares "
-                f"{_list(self.spec.observations)}: make them agree."
+                f"{type(self).__name__}.observe returns {_list(given)}, but `observations` "
+                f"declares {_list(self.spec.observations)}: make them agree."
             )
         obs: Observations = {}
         for name, spec in self.spec.observations.items():
             obs[name] = np.array(given[name], spec.dtype)
             if obs[name].shape != (self.num_envs, *spec.shape):
                 raise UsageError(
-                    f"{type(self).__name__}.observe gives '{name}' as {list(obs[name].shape)}, but "
-                    f"`observations` declares {[self.num_envs, *spec.shape]}: make them agree."
+                    f"{type(self).__name__}.observe returns '{name}' as {list(obs[name].shape)}, "
+                    f"but `observations` declares {[self.num_envs, *spec.shape]}: make them agree."
                 )
         return obs
 
@@ -201,16 +202,16 @@ class ArrayTask(ABC):
         array = np.array(values, dtype)
         if array.shape != (self.num_envs,):
             raise UsageError(
-                f"{type(self).__name__}.advance gives {name} as {list(array.shape)}: it must be "
+                f"{type(self).__name__}.advance returns {name} as {list(array.shape)}: it must be "
                 f"one number per row, [{self.num_envs}]."
             )
         return array
 
     def _statistics(self, given: Mapping[str, Array], rows: Array) -> dict[str, Array]:
-        """{name: [k] float64} of the episodes that end in rows [k]."""
+        """Statistics {name: [k] float64} of the episodes that end in rows [k]."""
         if set(given) != set(self.statistics):
             raise UsageError(
-                f"{type(self).__name__}.advance gives the statistics {_list(given)}, but "
+                f"{type(self).__name__}.advance returns the statistics {_list(given)}, but "
                 f"`statistics` declares {_list(self.statistics)}: make them agree."
             )
         if not rows.size:
@@ -226,10 +227,10 @@ class ArrayTask(ABC):
         }
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        """Continue from a snapshot, on any instance with as many rows."""
+        """Restore a snapshot of an instance with the same number of rows."""
         rows = len(snapshot["episode"])
         if rows != self.num_envs:
-            raise UsageError(f"This snapshot has {rows} rows, the task {self.num_envs}.")
+            raise UsageError(f"This snapshot has {rows} rows, and the task {self.num_envs}.")
         self._streams.use(key)
         self.episode[:] = snapshot["episode"]
         self.elapsed[:] = snapshot["elapsed"]
@@ -237,7 +238,7 @@ class ArrayTask(ABC):
             array[...] = snapshot["state"][name]
 
     def close(self) -> None:  # noqa: B027
-        """Nothing to release, unless a task opens something."""
+        """Release what the task has opened; nothing by default."""
 
 
 def _list(names: Any) -> str:

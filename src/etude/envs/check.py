@@ -1,5 +1,6 @@
-"""The contract of `BatchEnv` as a list of checks, each of which says what is wrong and how to fix
-it. `etude check` runs them on anyone's environment, and the tests on every shipped one.
+"""Checks of the contract of `BatchEnv`, each with the problem and its fix.
+
+`etude check` runs them on any environment, and the tests on all environments of this package.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ENVIRONMENTS = 3
 
 
 class Broken(Exception):
-    """A check that failed."""
+    """Raised by a check that failed."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem)
@@ -36,9 +37,9 @@ def _break(problem: str, fix: str) -> NoReturn:
 
 
 def check_determinism(make: MakeEnv, steps: int) -> None:
-    """A key fixes everything; another key gives other episodes; threads change nothing."""
+    """The key determines everything; other keys give other episodes; threads have no effect."""
     first, second = make(ENVIRONMENTS, 1), make(ENVIRONMENTS, 2)
-    draw = "Draw from key.episode(row, episode) alone: no global or unseeded generator, no clock."
+    draw = "Draw from key.episode(row, episode) only: no global or unseeded generator, no clock."
     obs = first.reset(KEY)
     start = digest(obs)
     if digest(second.reset(KEY)) != start:
@@ -59,13 +60,13 @@ def check_determinism(make: MakeEnv, steps: int) -> None:
             getattr(
                 first,
                 "state_advice",
-                "Let reset put back everything a step changes, the episode counters too.",
+                "Let reset restore everything that a step changes, including episode counters.",
             ),
         )
 
 
 def check_independence(make: MakeEnv, steps: int) -> None:
-    """Other actions in environment 1, mostly one row, leave every bit of 0 and 2 as it was."""
+    """Other actions in environment 1 do not change any bit of environments 0 and 2."""
     first, second = make(ENVIRONMENTS, 1), make(ENVIRONMENTS, 1)
     first.reset(KEY)
     second.reset(KEY)
@@ -89,7 +90,7 @@ def check_independence(make: MakeEnv, steps: int) -> None:
 
 
 def check_snapshot(make: MakeEnv, steps: int) -> None:
-    """A snapshot continues bit for bit in its own, a used and a new instance."""
+    """Steps from a snapshot are equal in the same, a used and a new instance."""
     env = make(ENVIRONMENTS, 1)
     env.reset(KEY)
     play(env, random_actions(env, 30, KEY.child("before")))
@@ -98,7 +99,7 @@ def check_snapshot(make: MakeEnv, steps: int) -> None:
         if not isinstance(leaf, dict) and np.shape(leaf)[:1] != (env.num_envs,):
             _break(
                 f"'{path}' in the snapshot has no leading row axis",
-                "Keep arrays [rows, ...] alone in a snapshot; what is the same always is no state.",
+                "Put only arrays [rows, ...] into a snapshot; constants are not state.",
             )
     before = digest(snapshot)
     actions = random_actions(env, steps, KEY.child("after"), reach=1.2)
@@ -116,7 +117,7 @@ def check_snapshot(make: MakeEnv, steps: int) -> None:
         keep = getattr(
             env,
             "state_advice",
-            "Put everything a step reads into snapshot(), and copy it back in restore().",
+            "Put everything that a step reads into snapshot(), and copy it back in restore().",
         )
         if found != expected:
             step = next(i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b)
@@ -158,7 +159,7 @@ _NEED_AN_END = (FINISHED, RESETS, STATISTICS, START)
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the contract: kept, broken (why, and how to mend it), or not reached."""
+    """Result of one check: passed, failed (with the problem and its fix), or not checked."""
 
     item: str
     verdict: Literal["passed", "failed", "not checked"]
@@ -170,9 +171,9 @@ class Finding:
 def check_env(
     make: MakeEnv, steps: int = 200, exact_steps: int = 200, agents: int = 1
 ) -> list[Finding]:
-    """All of the contract, with three environments and several threads; a finding for every item.
+    """Check the whole contract with three environments and several threads; a finding per item.
 
-    make: (num_envs, threads) -> env; `agents` rows share one environment, as its spec will say.
+    make: (num_envs, threads) -> env. agents: rows per environment, as in its spec.
     """
 
     def make_env(environments: int, threads: int) -> BatchEnv:
@@ -203,7 +204,7 @@ def check_env(
 
 
 class Inspection:
-    """Random play in which every step is looked at; the first problem of each item is kept."""
+    """Checks every step of random play, and keeps the first problem of each item."""
 
     def __init__(self) -> None:
         self.problems: dict[str, Broken] = {}
@@ -284,7 +285,7 @@ class Inspection:
             self._fail(OWNERSHIP, "a step wrote into its actions", "Work on a copy of the actions.")
 
     def _step(self, env: BatchEnv, result: StepResult) -> bool:
-        """One step's arrays; whether they are sound enough to look at the episodes."""
+        """Check the arrays of a step; returns whether its episodes can be checked too."""
         self._observations(env, result.obs, env.num_envs, "obs")
         rows = (env.num_envs,)
         reward = np.asarray(result.reward)
@@ -313,12 +314,12 @@ class Inspection:
             self._fail(
                 ENDINGS,
                 f"row {int(np.argmax(ends[0] & ends[1]))} is terminated and truncated at once",
-                "Write truncated &= ~terminated: a task that ended has no future to value.",
+                "Write truncated &= ~terminated: a terminated episode has no next value.",
             )
         return True
 
     def _absent(self, result: StepResult, before: Array, after: Array) -> None:
-        """Rows that stood for nobody, `before` and `after` the step, gave nothing."""
+        """Check that rows without an agent, `before` and `after` the step, are zero."""
         done = result.terminated | result.truncated
         for item, wrong, what in (
             (ENDINGS, done & ~before, "ends an episode"),
@@ -333,7 +334,8 @@ class Inspection:
                 )
 
     def _episodes(self, env: BatchEnv, result: StepResult, lengths: Array) -> None:
-        """What the step says of episodes that ended in it, after `lengths` [rows] steps each."""
+        """Check what a step reports of the episodes that ended in it, after `lengths` [rows]
+        steps."""
         done = result.terminated | result.truncated
         rows, final = np.flatnonzero(done), np.asarray(result.final_envs)
         if final.tolist() != rows.tolist() or final.dtype != np.int64:
@@ -415,19 +417,19 @@ class Inspection:
 
 
 def _present(env: BatchEnv) -> Array:
-    """[rows] bool: a copy, because the environment may write into its own."""
+    """Rows with an agent, [rows] bool; a copy, because the environment may change its array."""
     present = presence(env)
     return np.ones(env.num_envs, np.bool_) if present is None else present.copy()
 
 
 def _nonzero(obs: Observations, rows: int) -> Array:
-    """[rows] bool: where anything is observed."""
+    """Rows with a nonzero observation, [rows] bool."""
     found: Array = np.any([array.reshape(rows, -1).any(axis=1) for array in obs.values()], axis=0)
     return found
 
 
 def render_findings(name: str, findings: list[Finding]) -> str:
-    """The findings as lines for people, the verdict last."""
+    """The findings as text, with the verdict in the last line."""
     marks = {"passed": "ok", "failed": "FAILED", "not checked": "-"}
     lines = []
     for finding in findings:

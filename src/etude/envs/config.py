@@ -1,4 +1,4 @@
-"""What the config of every environment offers: building it, and what is known of it before."""
+"""The base config of environments: construction, and properties known before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EnvConfig(Config):
     """
 
     metrics: ClassVar[Metrics] = ()
-    """What is logged of its episodes' own statistics, beside what is logged of all environments."""
+    """Metrics of the environment's own episode statistics."""
 
     episodic: bool = Field(
         False, description="Sum the rewards and give them only at the end of an episode."
@@ -32,38 +32,38 @@ class EnvConfig(Config):
         0,
         ge=0,
         le=1024,
-        description="Observe a picture of so many pixels a side as 'image', and what the robot "
-        "measures of itself as 'proprio'; 0: neither. For reach and pick-place.",
+        description="Side of the picture observed as 'image', in pixels, with the robot's own "
+        "sensors as 'proprio'; 0: neither. For reach and pick-place.",
     )
     sentence: str = Field(
-        "", description="Sentence that tells the policy its task, as the observation 'task'."
+        "", description="Sentence that describes the task; the observation 'task' is its vector."
     )
     task_vector: tuple[FiniteFloat, ...] = Field(
         (),
         max_length=4096,
-        description="Vector that tells the task; that of the sentence, where there is one.",
+        description="Vector of the observation 'task'; default that of the sentence.",
     )
     kind: str
 
     @abstractmethod
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
-        """A batch of environments with every step's own reward, simulated by so many threads."""
+        """Build a batch of environments that is simulated by `threads` threads."""
 
     def build_unchecked(self, num_envs: int, threads: int = 1) -> BatchEnv:
-        """The same without a look at whether its snapshots can be relied on."""
+        """Build the batch without probing whether its snapshots are exact."""
         return self.build(num_envs, threads)
 
     def make(self, num_envs: int, threads: int = 1) -> BatchEnv:
-        """A batch of environments as a run learns from it: with pictures, the observation "task"
-        and episodic rewards, where they are asked for."""
+        """Build the batch for a run: with pictures, the observation "task" and episodic rewards, as
+        configured."""
         build: Callable[[int, int], BatchEnv] = self.build
         if self.pictures:
             build = self.build_with_pictures
         env = build(num_envs, threads)
         if self.sentence or self.task_vector:
-            from etude.envs.wrappers import Telling
+            from etude.envs.wrappers import WithTask
 
-            env = Telling(env, self.sentence, self.task_vector)
+            env = WithTask(env, self.sentence, self.task_vector)
         if not self.episodic:
             return env
         from etude.envs.wrappers import Episodic
@@ -71,19 +71,21 @@ class EnvConfig(Config):
         return Episodic(env)
 
     def build_with_pictures(self, num_envs: int, threads: int = 1) -> BatchEnv:
-        """The batch with the observations "image" and "proprio"; see `pictures`."""
+        """Build the batch with the observations "image" and "proprio"; see `pictures`."""
         env: BatchEnv = self.demonstrated(num_envs, threads, f"env.pictures {self.pictures}")[0]
         return env
 
     def demonstrated(
         self, num_envs: int, threads: int = 1, needed_by: str = "A demonstration"
     ) -> tuple[Any, Any]:
-        """The batch with what a demonstration observes, and its `Demonstration`; an error for
-        tasks without one."""
+        """Build the batch with the observations of a demonstration, and the `Demonstration`.
+
+        Raises an error for tasks without a demonstration; `needed_by` is its subject.
+        """
         kinds = [n for n in ENVS.names() if getattr(ENVS.load(n), "demonstration", None)]
         raise UsageError(
-            f"{needed_by} needs a task that says how it is shown and done, {' or '.join(kinds)}, "
-            f"and not one of the kind '{self.kind}'."
+            f"{needed_by} needs a task with a demonstration, {' or '.join(kinds)}, and not one of "
+            f"the kind '{self.kind}'."
         )
 
     @abstractmethod
@@ -91,26 +93,26 @@ class EnvConfig(Config):
         """Whether a run with this environment resumes bit for bit, and why."""
 
     def modules(self) -> tuple[str, ...]:
-        """Modules of the environment's own code, besides the one of this class."""
+        """Modules of the environment's code, besides the module of this class."""
         return ()
 
     @property
     def num_agents(self) -> int:
-        """How many rows share one environment; numbers of rows are multiples of it."""
+        """Rows per environment; numbers of rows must be multiples of it."""
         return 1
 
     def for_evaluation(self) -> Self:
-        """The environment that policies are evaluated in: this one, unless a kind knows better."""
+        """The config of evaluation environments; default this one."""
         return self
 
     def for_film(self) -> Self:
-        """The same environment as one that draws itself, where it has to be told before."""
+        """The config of environments that render themselves, if that needs other options."""
         return self
 
     def shaping_discount(self) -> float | None:
-        """The discount in rewards that are gains of a potential; None where there are none.
+        """The discount of potential-based shaping in the rewards; None without shaping.
 
-        Such rewards leave the best policy as it is only where the learner's gamma is the same.
+        Shaping does not change the optimal policy if the learner's gamma is the same.
         """
         return None
 

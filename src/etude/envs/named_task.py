@@ -1,4 +1,4 @@
-"""One's own batched task, by the name of its class: `--env.task my_module:MyTask`."""
+"""The kind `task`: a batched task of your own, by the name of its class."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ METHODS = ("reset", "step", "snapshot", "restore", "close")
 
 
 class TaskConfig(EnvConfig):
-    """A batched task of one's own: any class with the methods of `BatchEnv`."""
+    """A batched task of your own: any class with the methods of `BatchEnv`."""
 
     kind: Literal["task"] = "task"
-    task: str = Field(DEFAULT_TASK, description="Its class, as module:Class or file.py:Class.")
+    task: str = Field(
+        DEFAULT_TASK, description="Class of the task, as module:Class or file.py:Class."
+    )
     options: dict[str, bool | int | float | str] = Field(
-        {}, description="Arguments for the class, or fields of its config."
+        {}, description="Arguments of the class, or fields of its config."
     )
     evaluation_options: dict[str, bool | int | float | str] = Field(
-        {}, description="Options that are others in evaluation."
+        {}, description="Options to change in evaluation."
     )
 
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
@@ -42,16 +44,16 @@ class TaskConfig(EnvConfig):
         return make_task(self, num_envs, threads)
 
     def exactness(self) -> Exactness:
-        """What the probe finds; asked once per process."""
+        """The verdict of the probe, cached per process."""
         return probe(make_task, self, 2, self.task)
 
     def for_evaluation(self) -> Self:
-        """The same task with the options of evaluation."""
+        """The config with the options of evaluation."""
         return self.replace(options={**self.options, **self.evaluation_options})
 
 
 def task_class(name: str) -> type:
-    """The class behind a name; whatever has not the methods of a `BatchEnv` is never called."""
+    """Load a class by its name; refuses classes without the methods of a `BatchEnv`."""
     found = load_object(name, "module:Class, such as my_module:MyTask or my_task.py:MyTask")
     missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if not inspect.isclass(found) or missing:
@@ -59,17 +61,17 @@ def task_class(name: str) -> type:
             raise UsageError(f"{name} is a kind of environment: write --env.kind {name}.")
         wanted = ", ".join(missing) if inspect.isclass(found) else "a class"
         raise UsageError(
-            f"{name} is no task: it lacks {wanted}. Derive it from etude.ArrayTask, or give it "
+            f"{name} is not a task: it lacks {wanted}. Derive it from etude.ArrayTask, or add "
             "the methods of etude.core.contracts.BatchEnv."
         )
     return found
 
 
 def make_task(config: TaskConfig, num_envs: int, threads: int = 1) -> BatchEnv:
-    """An instance: `Class(num_envs, threads, **options)`, or with a config first.
+    """Construct a task: `Class(num_envs, threads, **options)`.
 
-    A constructor whose first argument is `config: SomeModel` is given that model, made from the
-    options; one without `threads` is given none.
+    If the first argument of the constructor is `config: SomeModel`, it gets that model with the
+    options as its fields. `threads` is passed if the constructor accepts it.
     """
     task = task_class(config.task)
     signature, model = inspect.signature(task), _config_model(task)
@@ -93,7 +95,7 @@ def make_task(config: TaskConfig, num_envs: int, threads: int = 1) -> BatchEnv:
             env: BatchEnv = task(*first, num_envs, **named)
     except EtudeError:
         raise
-    except Exception as error:  # someone else's code may fail in any way
+    except Exception as error:  # third-party code may raise anything
         raise UsageError(f"{config.task} cannot be made: {describe_error(error)}.") from error
     return env
 
@@ -106,10 +108,10 @@ def _config_model(task: type) -> type[BaseModel] | None:
 
 
 class WithoutSnapshots(EnvWrapper):
-    """A task whose snapshots cannot be trusted: it trains, and a resume starts new episodes."""
+    """Hides the snapshots of a task that are not exact: a resume then starts new episodes."""
 
     def snapshot(self) -> Tree:
-        """Nothing, which tells a rollout to begin again."""
+        """An empty snapshot, after which a rollout starts new episodes."""
         return {}
 
     def restore(self, snapshot: Tree, key: Key) -> None:

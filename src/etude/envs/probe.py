@@ -1,4 +1,4 @@
-"""Random play, and the probe that finds out whether an environment resumes bit for bit."""
+"""Random play, and a probe of whether an environment resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from etude.envs.config import EnvConfig
 KEY = Key(0, ("probe",))
 PROBE_STEPS = 50
 STEPS_BEFORE = 23
-"""Before the snapshot; a prime, so that it does not fall where episodes of round length end."""
+"""Steps before the snapshot; a prime, so that episodes of round length do not end there."""
 PATIENCE = 60.0
-"""Seconds that a fresh process has."""
+"""Timeout of a fresh process, s."""
 
 
 def random_actions(env: BatchEnv, steps: int, key: Key, reach: float = 1.0) -> list[Array]:
-    """Actions as a policy sends them, through `to_env`; a box is drawn from [-reach, reach]."""
+    """Random actions, converted by `to_env`; those of a box are uniform in [-reach, reach]."""
     stream = key.generator()
     spec = env.spec.action
     actions: list[Array] = []
@@ -49,13 +49,13 @@ def random_actions(env: BatchEnv, steps: int, key: Key, reach: float = 1.0) -> l
 
 
 def result_bits(result: StepResult) -> str:
-    """A digest of everything a step gave, but for the time it took."""
+    """Digest of the result of a step, without its time."""
     episodes = {name.replace("/", "."): array for name, array in result.episodes.items()}
     return digest({**vars(result), "episodes": episodes, "physics_seconds": 0.0})
 
 
 def play(env: BatchEnv, actions: list[Array]) -> list[str]:
-    """A digest of every step, and of which rows are there after it."""
+    """Step through the actions; digests of every step and of the rows present after it."""
     steps: list[str] = []
     for action in actions:
         bits = result_bits(env.step(action))
@@ -65,17 +65,17 @@ def play(env: BatchEnv, actions: list[Array]) -> list[str]:
 
 
 def presence(env: BatchEnv) -> Array | None:
-    """[rows] bool: which rows stand for an agent; None where all always do."""
+    """Rows with an agent, [rows] bool; None if all rows always have one."""
     found = ability(env, AbsentAgents)
     return None if found is None else found.present
 
 
 def probe(make: Make, config: EnvConfig, rows: int, name: str) -> Exactness:
-    """Whether an environment resumes bit for bit; asked once per process and folder.
+    """Probe whether an environment resumes bit for bit; cached per process and folder.
 
-    Snapshot, step, restore and step again: in the same instance, in another one, and in two fresh
-    processes that hash strings differently; compare bits. `make` is a function of a module, which
-    those processes find by its name; `name` is what the verdict calls the environment.
+    Take a snapshot, step, restore and step again in the same instance, in another instance, and in
+    two fresh processes with different string hashes, and compare all bits. make: a function of a
+    module, which those processes import. name: of the environment, for the verdict.
     """
     asked = f"{make.__module__} {config.model_dump_json()} {rows} {os.getcwd()}"
     if asked not in _verdicts:
@@ -91,7 +91,7 @@ _verdicts: dict[str, Exactness] = {}
 
 @dataclass(frozen=True)
 class Trial:
-    """What was played, to be played again by others."""
+    """Record of a play, to be repeated in other processes."""
 
     rows: int
     snapshot: Tree
@@ -104,7 +104,7 @@ class Trial:
 def _here(
     make: Make, config: EnvConfig, rows: int, name: str, supervisor: Supervisor
 ) -> tuple[Exactness, Trial | None]:
-    """The verdict of this process, and what to try elsewhere if it is a good one."""
+    """Verdict in this process and, if it is exact, the trial to repeat in other processes."""
     env, other = (supervisor.guard(make(config, rows), "the probe") for _ in range(2))
     try:
         begin = first_steps(env)
@@ -123,7 +123,7 @@ def _here(
                 return Exactness(False, reason), None
     except (UsageError, Hung, Exited):
         raise
-    except Exception as error:  # foreign code may fail in any way once restored
+    except Exception as error:  # third-party code may raise anything after a restore
         return Exactness(False, f"'{name}' cannot be restored: {describe_error(error)}"), None
     finally:
         env.close()
@@ -243,7 +243,7 @@ def _main() -> dict[str, Any]:
         # As in a resume: the first that happens to a new instance is that it is restored.
         after = steps_after(env, object_state.decode(order["snapshot"]))
         return {"after": after, "begin": first_steps(env)}
-    except Exception as error:  # foreign code may fail in any way once restored
+    except Exception as error:  # third-party code may raise anything after a restore
         return {"failed": describe_error(error)}
 
 
@@ -253,4 +253,4 @@ if __name__ == "__main__":
     os.dup2(2, 1)
     json.dump(_main(), answer)
     answer.flush()
-    os._exit(0)  # Whatever threads an environment has left must not keep this process.
+    os._exit(0)  # Threads of environments must not keep this process alive.

@@ -1,4 +1,4 @@
-"""Environments that tell their task: the vector of a sentence as the observation "task"."""
+"""Wrappers of environments: episodic rewards, and the observation "task"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A = TypeVar("A")
 
 
 class Episodic(EnvWrapper):
-    """An environment whose rewards are held back until an episode ends."""
+    """Gives the sum of an episode's rewards in its last step, and 0 before."""
 
     def __init__(self, inner: BatchEnv) -> None:
         super().__init__(inner)
@@ -33,7 +33,7 @@ class Episodic(EnvWrapper):
         return super().reset(key)
 
     def restart(self) -> Observations:
-        """Of an environment that can."""
+        """Restart an environment that implements `Restarts`."""
         inner = ability(self.inner, Restarts)
         assert inner is not None
         self._earned[:] = 0.0
@@ -48,7 +48,7 @@ class Episodic(EnvWrapper):
         return replace(result, reward=reward)
 
     def snapshot(self) -> Tree:
-        """{"inner": the environment's, "earned": [rows]}; {} where the environment has none."""
+        """{"inner": the environment's snapshot, "earned": [rows]}; {} if that is empty."""
         inner = super().snapshot()
         return {"inner": inner, "earned": self._earned.copy()} if inner else {}
 
@@ -57,29 +57,29 @@ class Episodic(EnvWrapper):
         self._earned[:] = snapshot["earned"]
 
 
-class Telling(EnvWrapper):
-    """An environment whose every observation also has the vector of its task."""
+class WithTask(EnvWrapper):
+    """Adds the vector of the task to every observation."""
 
     def __init__(self, inner: BatchEnv, sentence: str, vector: tuple[float, ...]) -> None:
-        """sentence: "" where the vector is that of none."""
+        """sentence: "" if the vector belongs to no sentence."""
         super().__init__(inner)
         if not vector:
             raise UsageError(
-                f"Nothing here knows the vector of the sentence '{sentence}': learn from a dataset "
-                "that has it, start from a policy that was told it (--from), or give "
+                f"The vector of the sentence '{sentence}' is unknown: learn from a dataset with "
+                "that sentence, start from a policy that was trained with it (--from), or give "
                 "--env.task-vector."
             )
         if TASK in inner.spec.observations:
             raise UsageError(
-                "This environment has an observation 'task' of its own: leave env.sentence and "
-                "env.task_vector out."
+                "This environment already has an observation 'task': leave out env.sentence and "
+                "env.task_vector."
             )
         self._vector: Array = np.array(vector, np.float32)
         observations = {**inner.spec.observations, TASK: ArraySpec((len(vector),))}
         known = {sentence: vector} if sentence else {}
         self.spec = replace(inner.spec, observations=observations, sentences=known)
 
-    def _told(self, obs: Observations, num: int) -> Observations:
+    def _with_task(self, obs: Observations, num: int) -> Observations:
         return {**obs, TASK: np.tile(self._vector, (num, 1))}
 
     def ability(self, kind: type[A]) -> A | None:
@@ -87,15 +87,15 @@ class Telling(EnvWrapper):
         return self if found is not None and isinstance(self, kind) else found
 
     def reset(self, key: Key) -> Observations:
-        return self._told(super().reset(key), self.num_envs)
+        return self._with_task(super().reset(key), self.num_envs)
 
     def restart(self) -> Observations:
-        """Of an environment that can."""
+        """Restart an environment that implements `Restarts`."""
         inner = ability(self.inner, Restarts)
         assert inner is not None
-        return self._told(inner.restart(), self.num_envs)
+        return self._with_task(inner.restart(), self.num_envs)
 
     def step(self, actions: Array) -> StepResult:
         result = super().step(actions)
-        final = self._told(result.final_obs, len(result.final_envs))
-        return replace(result, obs=self._told(result.obs, self.num_envs), final_obs=final)
+        final = self._with_task(result.final_obs, len(result.final_envs))
+        return replace(result, obs=self._with_task(result.obs, self.num_envs), final_obs=final)

@@ -1,4 +1,4 @@
-"""Seek: the smallest complete task of one's own, to copy and to try things on."""
+"""Seek: a minimal complete task in numpy, as a template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from etude.envs.array_task import ArrayTask, Outcome, State
 
 
 class Seek(ArrayTask):
-    """A point in a square is steered to another point."""
+    """Move a point in a square to a target."""
 
     observations = {"state": 4}  # noqa: RUF012  declared once, read only
     action = ActionSpec("box", low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -40,7 +40,7 @@ class Seek(ArrayTask):
 
 
 class SeekPictures(Seek):
-    """The same, seen from above: a green point and a red target in a picture of 64 x 64 pixels."""
+    """Seek from pictures of 64 x 64 pixels, with a green point and a red target."""
 
     observations = {"image": ArraySpec((64, 64, 3), "uint8")}  # noqa: RUF012  declared once
 

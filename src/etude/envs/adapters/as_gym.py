@@ -1,4 +1,4 @@
-"""Our batched tasks behind Gymnasium's API, for whatever trains or plays through that."""
+"""Etude's tasks behind Gymnasium's interfaces `Env` and `VectorEnv`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from etude.envs.config import EnvConfig
 class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read by the checker.
     """One environment of a task as a `gymnasium.Env`.
 
-    A task with one observation gives the array alone, one with several a dict of them. `info` of
-    an episode's last step holds its statistics, `is_success` among them.
+    Observations are an array if the task has one, and a dict if it has several. `info` of an
+    episode's last step has its statistics, such as `is_success`.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
@@ -27,16 +27,15 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
     def __init__(
         self, env: BatchEnv | EnvConfig, observations: Sequence[str] | None = None
     ) -> None:
-        """`env`: what configures a task, or an environment of one row, which is then ours.
+        """env: config of a task, or a batch of one environment, which this takes over.
 
-        observations: those to give, such as ("state",) for a policy that must not see "critic";
-        None gives all.
+        observations: names to return, such as ("state",) without "critic"; None returns all.
         """
         batch = env.make(1) if isinstance(env, EnvConfig) else env
         if batch.num_envs != 1:
             raise UsageError(
-                f"Gymnasium's API is for one environment, this one has {batch.num_envs} rows: "
-                "make it with one."
+                f"`gymnasium.Env` is one environment, and this batch has {batch.num_envs} rows: "
+                "make it with one row."
             )
         self.batch = batch
         named = _boxes(batch, observations)
@@ -50,10 +49,10 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """The start of a new episode.
+        """Start a new episode.
 
-        A seed starts a new sequence of episodes. Without one the sequence goes on, unless an
-        episode is given up halfway: then a new sequence is drawn.
+        A seed starts a new sequence of episodes. Without a seed the sequence continues, or a new
+        one is drawn if the last episode was not finished.
         """
         super().reset(seed=seed)
         obs = self._next
@@ -64,14 +63,14 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
         return self._one(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One control step; an episode's last one gives the observation it ended on."""
+        """One control step; the last one of an episode returns its final observation."""
         if self._ended:
             raise UsageError("reset the environment before its first step and after an episode.")
         result = self.batch.step(self._rows_of(action))
         terminated, truncated = bool(result.terminated[0]), bool(result.truncated[0])
         obs, info = result.obs, {}
         if terminated or truncated:
-            # The batch has begun the next episode already: its start waits for `reset`.
+            # The batch has already started the next episode, which `reset` returns.
             obs, self._next, self._ended = result.final_obs, result.obs, True
             info = {name: float(values[0]) for name, values in result.episodes.items()}
             if "is_success" in info:
@@ -87,7 +86,7 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
         return {name: obs[name][0].copy() for name in self._names}
 
     def _rows_of(self, action: Any) -> Array:
-        """An action of the space as the batch takes it: [1, n], or [1] for a single choice."""
+        """Convert an action of the space to the batch's: [1, n], or [1] for a single choice."""
         space = self.action_space
         if isinstance(space, spaces.Box):
             inside: Array = np.minimum(np.maximum(action, space.low), space.high)
@@ -96,12 +95,12 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
 
 
 class AsVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
-    """Environments of a task as a `gymnasium.vector.VectorEnv`, which are reset in the step that
-    an episode ends in (`AutoresetMode.SAME_STEP`).
+    """Environments of a task as a `gymnasium.vector.VectorEnv`, with automatic resets in the same
+    step (`AutoresetMode.SAME_STEP`).
 
-    A task with one observation gives the array [num_envs, n] alone, one with several a dict. Where
-    episodes end, `infos` has "final_obs" [num_envs] objects, "final_info" {statistic: [num_envs]},
-    and the masks "_final_obs", "_final_info" [num_envs] bool.
+    Observations are an array [num_envs, n] if the task has one, and a dict if it has several. In
+    steps in which episodes end, `infos` has "final_obs" [num_envs] objects, "final_info"
+    {statistic: [num_envs]}, and the masks "_final_obs", "_final_info" [num_envs] bool.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012 (Gymnasium's declaration)
@@ -110,7 +109,7 @@ class AsVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     }
 
     def __init__(self, env: BatchEnv, observations: Sequence[str] | None = None) -> None:
-        """observations: those to give; None gives all."""
+        """observations: names to return; None returns all."""
         self.batch, self.num_envs = env, env.num_envs
         named = _boxes(env, observations)
         self._names = tuple(named)
@@ -124,13 +123,13 @@ class AsVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """New episodes everywhere; a seed decides them, and without one it is drawn."""
+        """Start new episodes in all environments; without a seed, a random one is drawn."""
         super().reset(seed=seed)
         number = int(self.np_random.integers(2**63)) if seed is None else seed
         return self._shown(self.batch.reset(Key(number).child("gymnasium"))), {}
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """One control step of all environments. actions: [num_envs, n], or [num_envs]."""
+        """One control step of all environments with actions [num_envs, n] or [num_envs]."""
         space = self.action_space
         if isinstance(space, spaces.Box):
             actions = np.clip(actions, space.low, space.high).astype(np.float32, copy=False)
@@ -166,11 +165,11 @@ class AsVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
 
 
 def _boxes(env: BatchEnv, wanted: Sequence[str] | None) -> dict[str, spaces.Box]:
-    """The spaces of the observations wanted, None for all; refuses what there is not."""
+    """Spaces of the wanted observations, None for all; refuses unknown names."""
     given = env.spec.observations
     for name in (each for each in wanted or () if each not in given):
         raise UsageError(
-            f"This task has no observation '{name}': it gives {', '.join(map(repr, given))}."
+            f"This task has no observation '{name}': it has {', '.join(map(repr, given))}."
         )
     return {name: _box(given[name]) for name in wanted or given}
 

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment as a `BatchEnv`, and a probe that finds out whether it is exact."""
+"""Gymnasium environments as a `BatchEnv`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class GymConfig(EnvConfig):
     aliases = {"id": "env env_id env_name"}  # noqa: RUF012
 
     kind: Literal["gym"] = "gym"
-    id: str = Field("CartPole-v1", description="Name in Gymnasium's registry.")
+    id: str = Field("CartPole-v1", description="Id in Gymnasium's registry.")
     kwargs: dict[str, bool | int | float | str] = Field(
-        {}, description="Arguments for the environment's constructor."
+        {}, description="Arguments of the environment's constructor."
     )
     success_key: str | None = Field(
-        None, description="Entry of `info` that says whether an episode succeeded."
+        None, description="Key in `info` of whether an episode succeeded."
     )
     engine: Literal["gymnasium", "batch"] = Field(
         "gymnasium",
-        description="batch: MuJoCo's batch engine, for HalfCheetah, Hopper, Walker2d, Ant and "
-        "Humanoid v5; the same task, stepped faster.",
+        description="batch: MuJoCo's batch engine, faster, for the same tasks HalfCheetah, Hopper, "
+        "Walker2d, Ant and Humanoid v5.",
     )
 
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
@@ -81,11 +81,11 @@ class GymConfig(EnvConfig):
         kwargs: dict[str, Any] = {"render_mode": "rgb_array"}
         known = gymnasium.registry.get(self.id)
         if known is not None and str(known.entry_point).startswith("gymnasium.envs.mujoco."):
-            kwargs |= {"width": 1280, "height": 720}  # of no others the size can be said
+            kwargs |= {"width": 1280, "height": 720}  # others do not accept a size
         return self.replace(kwargs={**self.kwargs, **kwargs})
 
     def modules(self) -> tuple[str, ...]:
-        """Where Gymnasium's registry has the environment and its wrappers."""
+        """Modules of the environment and its wrappers in Gymnasium's registry."""
         known = gymnasium.registry.get(self.id.rpartition(":")[2])
         if known is None:
             return ()
@@ -97,7 +97,7 @@ class GymConfig(EnvConfig):
         )
 
     def exactness(self) -> Exactness:
-        """What the probe finds; asked once per process."""
+        """The verdict of the probe, cached per process."""
         if self.engine == "batch":
             return Exactness(True, "the snapshot holds every number the simulation continues from")
         return probe(unprobed, self, 2, self.id)
@@ -108,7 +108,7 @@ _WARNED: set[str] = set()
 
 @contextmanager
 def _warned_once() -> Iterator[None]:
-    """MuJoCo's remarks on a model are made once, and not again for every row that loads it."""
+    """Print each of MuJoCo's warnings once, not for every row that loads the model."""
     before = mujoco.get_mju_user_warning()
 
     def warn(text: str) -> None:
@@ -124,12 +124,12 @@ def _warned_once() -> Iterator[None]:
 
 
 def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
-    """One instance, or one sentence about why there is none."""
+    """Make one instance; errors are one sentence."""
     for text in config.kwargs.values():
-        if isinstance(text, str) and ":" in text:  # Gymnasium imports what stands before it.
+        if isinstance(text, str) and ":" in text:  # Gymnasium imports the module before the colon.
             check_module_trust(text, text.partition(":")[0])
     where, _, name = config.id.rpartition(":")
-    if where:  # Gymnasium would import it as well, and not look in the current folder.
+    if where:  # Gymnasium would import it too, but not from the current folder.
         load_module(config.id, where)
     try:
         with _warned_once(), exits_as_errors(lambda: f"The constructor of '{config.id}'"):
@@ -138,30 +138,32 @@ def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
         near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f" Nearest: {', '.join(near)}." if near else ""
         raise UsageError(
-            f"Gymnasium has no environment '{config.id}'.{hint} One that a package of its own "
-            "registers is written package:ID."
+            f"Gymnasium has no environment '{config.id}'.{hint} Write an environment that another "
+            "package registers as package:ID."
         ) from error
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise UsageError(
-            f"'{config.id}' needs a package that is missing: {_line(error)}."
+            f"'{config.id}' needs a package that is missing: {_one_line(error)}."
         ) from error
     except TypeError as error:
-        raise UsageError(f"'{config.id}' does not take these arguments: {_line(error)}.") from error
+        raise UsageError(
+            f"'{config.id}' does not take these arguments: {_one_line(error)}."
+        ) from error
 
 
-def _line(error: Exception) -> str:
-    """The words of an error on one line, without its full stop."""
+def _one_line(error: Exception) -> str:
+    """The message of an error on one line, without its full stop."""
     return " ".join(str(error).split()).rstrip(".")
 
 
 class GymEnv:
-    """Separate instances, stepped one after the other."""
+    """Separate instances, stepped in sequence."""
 
     def __init__(
         self, config: GymConfig, num_envs: int, *, exact: bool | None = None, first: int = 0
     ) -> None:
-        """exact: what the probe said; None runs it when a snapshot is first asked for. first: the
-        number of the first of them, where others are elsewhere."""
+        """exact: verdict of the probe; None runs it for the first snapshot. first: number of the
+        first environment, if this is a part of a larger batch."""
         self.num_envs, self._first = num_envs, first
         self._config = config
         self._exact = exact
@@ -173,12 +175,12 @@ class GymEnv:
         self._key: Key | None = None
         self._started = False
         self._episode = np.zeros(num_envs, np.int64)
-        # Asked of each, because an environment remembers that it was asked.
+        # Read from each, because reading changes the state of an environment.
         limits = [env.spec.max_episode_steps if env.spec else None for env in self._envs]
         env = self._envs[0]
         self.step_rate = float(env.metadata.get("render_fps") or FILM_RATE)
         self.watch: Callable[[int], None] | None = None
-        """Called with each row after its step, while a finished one still stands there."""
+        """Called with each row after its step, before a finished row is reset."""
         self._spaces = Spaces(env.observation_space, env.action_space, config.id)
         self.bounds = self._spaces.bounds
         self.spec = EnvSpec(
@@ -191,7 +193,7 @@ class GymEnv:
         )
 
     def reset(self, key: Key) -> Observations:
-        """Every row at the start of its episode 0."""
+        """Reset every row to its episode 0."""
         self._key = key
         self._episode[:] = 0
         obs = self._spaces.empty(self.num_envs)
@@ -201,7 +203,7 @@ class GymEnv:
         return obs
 
     def step(self, actions: Array) -> StepResult:
-        """One step of every row; finished rows are reset in it.
+        """One step of every row; finished rows are reset.
 
         actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices.
         """
@@ -220,7 +222,7 @@ class GymEnv:
                 now, given, ended, cut, info = result
             except (TypeError, ValueError) as error:
                 raise UsageError(
-                    f"'{self._config.id}' gives {_listed(result)} from step: it must be "
+                    f"'{self._config.id}' returns {_type_names(result)} from step: it must be "
                     "observation, reward, terminated, truncated, info."
                 ) from error
             if given.__class__ not in NUMBERS:
@@ -234,9 +236,9 @@ class GymEnv:
                 ended, cut = spaces.flag(ended, "terminated"), spaces.flag(cut, "truncated")
             if ended or cut:
                 terminated[row] = ended
-                # A task that ended on its last step ended; there is no future left to value.
+                # An episode that terminates at the time limit is not truncated.
                 truncated[row] = cut and not ended
-                # Stored now, because a reset may write into what was observed.
+                # Stored before the reset, which may write to the observation.
                 endings = endings or spaces.empty(self.num_envs)
                 spaces.store(endings, row, now)
                 if (key := self._config.success_key) is not None:
@@ -258,27 +260,27 @@ class GymEnv:
         self.call = "step"
         if not isinstance(given, tuple) or len(given) != 2:
             raise UsageError(
-                f"'{self._config.id}' gives {_listed(given)} from reset: it must be observation, "
-                "info."
+                f"'{self._config.id}' returns {_type_names(given)} from reset: it must be "
+                "observation, info."
             )
         return given[0]
 
     def where(self) -> str:
-        """The environment whose turn it is."""
+        """Description of the environment that is being stepped or reset."""
         return f"environment {self._first + self._row} ('{self._config.id}')"
 
     def picture(self, row: int) -> Array:
-        """[height, width, 3] uint8: what the environment renders as "rgb_array"."""
+        """[height, width, 3] uint8: the environment's rendering in the mode "rgb_array"."""
         return rendered(self._envs[row].render, self._config.id)
 
     def _check(self, row: int) -> None:
-        # As with our own simulations: MuJoCo would reset a diverged one and go on.
+        # MuJoCo resets a diverged simulation and continues; these counters show it.
         pair = self._physics[row]
         if pair is not None and any(pair[1].warning[code].number for code in _DIVERGED):
             raise NonFinite(f"physics of environment {self._first + row} in '{self._config.id}'")
 
     def snapshot(self) -> Tree:
-        """All that an exact environment remembers; {} for any other, whose rows begin again.
+        """The state of an exact environment; {} for others, whose rows start new episodes.
 
         {"episode": [rows], "attributes": uint8 [rows, n], "physics": uint8 [rows, n]}
         """
@@ -287,7 +289,7 @@ class GymEnv:
         if not self._exact:
             return {}
         texts = [object_state.save(env).encode("utf-8") for env in self._envs]
-        lines = _beneath([np.frombuffer(text, np.uint8)[None] for text in texts])
+        lines = _stacked_texts([np.frombuffer(text, np.uint8)[None] for text in texts])
         tree: Tree = {"episode": self._episode.copy(), "attributes": lines}
         pairs = [pair for pair in self._physics if pair is not None]
         if pairs:
@@ -295,17 +297,17 @@ class GymEnv:
         return tree
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        """Continue from a snapshot, which an inexact environment does not have."""
+        """Restore a snapshot of an exact environment."""
         if snapshot["episode"].shape != self._episode.shape:
             raise UsageError(
                 f"This snapshot has {snapshot['episode'].size} rows, "
-                f"the environment {self.num_envs}."
+                f"and the environment {self.num_envs}."
             )
         self._key = key
         self._episode[:] = snapshot["episode"]
         for row, env in enumerate(self._envs):
             if not self._started:
-                # Builds whatever an environment only builds in its first reset.
+                # Creates what an environment only creates in its first reset.
                 self._begin(row)
             object_state.load(env, snapshot["attributes"][row].tobytes().decode())
             pair = self._physics[row]
@@ -318,14 +320,14 @@ class GymEnv:
             env.close()
 
 
-def _listed(given: Any) -> str:
-    """What a method gave, by the types of its parts."""
+def _type_names(given: Any) -> str:
+    """Names of the types that a method returned."""
     parts = given if isinstance(given, tuple) else (given,)
     return ", ".join(type(part).__name__ for part in parts) or "nothing"
 
 
-def _beneath(texts: list[Array]) -> Array:
-    """[n, width]: texts uint8 [k, w] of JSON, which may end in blanks, one beneath the other."""
+def _stacked_texts(texts: list[Array]) -> Array:
+    """Stack texts uint8 [k, w] of JSON, padded with blanks, to [n, width]."""
     width = max(text.shape[1] for text in texts)
     blank = ord(" ")
     padded = [np.pad(t, ((0, 0), (0, width - t.shape[1])), constant_values=blank) for t in texts]
@@ -333,18 +335,18 @@ def _beneath(texts: list[Array]) -> Array:
 
 
 def join_snapshots(parts: list[Tree]) -> Tree:
-    """The snapshot of all environments from those of contiguous parts."""
+    """Join the snapshots of contiguous parts of the environments."""
     whole = {name: [part[name] for part in parts] for name in parts[0]}
-    attributes = _beneath(whole.pop("attributes"))
+    attributes = _stacked_texts(whole.pop("attributes"))
     joined: Tree = {name: np.concatenate(arrays) for name, arrays in whole.items()}
     return {**joined, "attributes": attributes}
 
 
 def gym_part(config: GymConfig, first: int, num_envs: int) -> GymEnv:
-    """Environments that a worker process has of many."""
+    """The part of the environments that belongs to a worker process."""
     return GymEnv(config, num_envs, exact=True, first=first)
 
 
 def unprobed(config: GymConfig, num_envs: int) -> GymEnv:
-    """One whose snapshots are taken as they are."""
+    """Environments whose snapshots are taken without a probe."""
     return GymEnv(config, num_envs, exact=True)

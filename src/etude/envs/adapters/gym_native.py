@@ -1,10 +1,11 @@
-"""Gymnasium's MuJoCo walkers on the batch engine: the same observations, rewards and endings.
+"""Gymnasium's MuJoCo walkers on the batch engine, with equal observations, rewards and
+terminations.
 
 HalfCheetah, Hopper, Walker2d, Ant and Humanoid, version 5, from the MJCF files that Gymnasium
-installs. Derived fields are those of before the last physics step, as they are there. One thing
-differs: contact forces, which the ant and the humanoid observe and pay for. Gymnasium computes them
-after a step from what the last stage of the Runge-Kutta integrator left behind; here they are those
-of the state before the last physics step.
+installs. Derived fields lag the state by one physics step, as in Gymnasium. Only the contact forces
+differ, which the ant and the humanoid observe and pay for: Gymnasium computes them after a step
+from the last stage of the Runge-Kutta integrator, and here they are those of the state before the
+last physics step.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from etude.envs.mujoco.simulation import Camera
 from etude.envs.mujoco.task import Action, Draws, Task, Term
 from etude.envs.mujoco.terms.rewards import square_sum
 
-# Of Gymnasium's half-cheetah, which a user of it cannot change.
+# A warning about Gymnasium's half-cheetah, which users cannot change.
 warnings.filterwarnings("ignore", "compiler attribute 'settotalmass' is deprecated")
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 
 @dataclass(frozen=True)
 class Walker:
-    """One of Gymnasium's walkers, by the defaults of its constructor there."""
+    """One of Gymnasium's walkers."""
 
     file: str
     substeps: int
     module: str
-    """Where Gymnasium has the class, whose constructor's defaults are the weights."""
+    """module:Class in Gymnasium; the defaults of its constructor are the weights."""
     first_position: int
-    """How many positions, from the first, the observation leaves out."""
+    """Number of initial positions that the observation leaves out."""
     position: str = ""
-    """What the speed is the change of: "" for qpos, the body "torso", or the "mass" centre."""
+    """Position that the speed is computed from: "" for qpos, "torso", or "mass" for its centre."""
     clip_velocity: bool = False
     normal_velocity: bool = False
-    """Velocities at the start are normal; otherwise uniform, as positions are."""
+    """Initial velocities are normal; otherwise uniform like the positions."""
     contacts: bool = False
     whole: bool = False
-    """Observe inertias, velocities, actuator and contact forces of all bodies."""
+    """Observe inertias, velocities, actuator forces and contact forces of all bodies."""
 
 
 WALKERS = {
@@ -78,25 +79,23 @@ _SETTINGS = {
     "contact_cost_range",
     "reset_noise_scale",
 }
-"""Arguments of the constructors that are understood here."""
+"""Supported arguments of the constructors."""
 
 
 def native_env(name: str, kwargs: dict[str, Any], num_envs: int, threads: int) -> MujocoEnv:
-    """Environments of a walker on the batch engine."""
+    """Make environments of a walker on the batch engine."""
     if name not in WALKERS:
         raise UsageError(
-            f"env.engine batch has {', '.join(WALKERS)}; '{name}' runs with env.engine gymnasium."
+            f"env.engine batch supports {', '.join(WALKERS)}; '{name}' needs env.engine gymnasium."
         )
     unknown = sorted(set(kwargs) - _SETTINGS)
     if unknown:
-        raise UsageError(
-            f"env.kwargs {', '.join(unknown)} of '{name}' is for env.engine gymnasium alone."
-        )
+        raise UsageError(f"env.kwargs {', '.join(unknown)} of '{name}' needs env.engine gymnasium.")
     return MujocoEnv(native_task(name, kwargs), num_envs, threads)
 
 
 def native_task(name: str, kwargs: dict[str, Any] | None = None) -> Task:
-    """The task of a walker, with arguments of its constructor changed."""
+    """The task of a walker, with changed arguments of its constructor."""
     walker = WALKERS[name]
     body = WalkerBody(walker, {**_defaults(walker), **(kwargs or {})})
     settings = body.settings
@@ -127,7 +126,7 @@ def native_task(name: str, kwargs: dict[str, Any] | None = None) -> Task:
 
 
 def _defaults(walker: Walker) -> dict[str, Any]:
-    """Weights and ranges of the walker's constructor in Gymnasium."""
+    """Defaults of the walker's constructor in Gymnasium."""
     module, _, name = walker.module.partition(":")
     found = getattr(__import__(f"gymnasium.envs.mujoco.{module}", fromlist=[name]), name)
     parameters = inspect.signature(found.__init__).parameters
@@ -135,7 +134,7 @@ def _defaults(walker: Walker) -> dict[str, Any]:
 
 
 class WalkerBody(Action):
-    """The walker: actions [num_envs, n] are its controls, in the actuators' ranges."""
+    """Actions [num_envs, n] are the walker's controls, in the actuators' ranges."""
 
     def __init__(self, walker: Walker, settings: dict[str, Any]) -> None:
         super().__init__()
@@ -143,7 +142,7 @@ class WalkerBody(Action):
 
     def edit(self, spec: mujoco.MjSpec) -> None:
         if self._walker.contacts:
-            # MuJoCo computes forces between bodies only where a sensor needs them.
+            # MuJoCo computes contact forces of bodies only if a sensor needs them.
             spec.bodies[1].add_site(name="etude")
             sensor = spec.add_sensor(name="etude", type=mujoco.mjtSensor.mjSENS_ACCELEROMETER)
             sensor.objtype, sensor.objname = mujoco.mjtObj.mjOBJ_SITE, "etude"
@@ -155,10 +154,10 @@ class WalkerBody(Action):
         self._range = model.actuator_ctrlrange.astype(np.float32)
         self._control = simulation.bind("ctrl")
         self.qpos, self.qvel = simulation.bind("qpos"), simulation.bind("qvel")
-        self._place = self._found_place()
+        self._place = self._position_along_x()
         self._last = self.env.state("x")
         self.speed: Array = np.zeros(self.env.num_envs)
-        """[num_envs] m/s: along x, over the last control step."""
+        """[num_envs] m/s: mean velocity along x over the last control step."""
         names = ("cinert", "cvel", "qfrc_actuator") if walker.whole else ()
         self._fields = [simulation.bind(name) for name in names]
         self._contact = simulation.bind("cfrc_ext") if walker.contacts else None
@@ -168,8 +167,9 @@ class WalkerBody(Action):
         low, high = self._range.T.tolist()
         return ActionSpec("box", low=tuple(low), high=tuple(high))
 
-    def _found_place(self) -> Callable[[], Array]:
-        """What gives [num_envs] m: the position along x that the speed is the change of."""
+    def _position_along_x(self) -> Callable[[], Array]:
+        """Function that returns the position along x, [num_envs] m, that the speed is computed
+        from."""
         simulation, kind = self.env.simulation, self._walker.position
         model = simulation.model
         if kind == "torso":
@@ -200,7 +200,7 @@ class WalkerBody(Action):
         self._last[env_ids] = self._place()[env_ids]
 
     def healthy(self) -> Array:
-        """[num_envs] bool, by the ranges of the constructor."""
+        """[num_envs] bool: whether the state is in the healthy ranges of the constructor."""
         settings, floats = self.settings, self._walker.first_position == 2
         low, high = settings["healthy_z_range"]
         z = self.qpos[:, 2 if floats else 1]
@@ -216,11 +216,11 @@ class WalkerBody(Action):
 
     @property
     def _includes(self) -> bool:
-        """Whether the bounds of the height are healthy: those of the ant alone."""
+        """Whether the bounds of the height count as healthy, which only the ant's do."""
         return self._walker.position == "torso"
 
     def contact_cost(self) -> Array:
-        """[num_envs]: weighted and bounded as in the constructor."""
+        """[num_envs]: contact cost with the weights and ranges of the constructor."""
         assert self._contact is not None
         forces = self._contact
         if "contact_force_range" in self.settings:
@@ -232,7 +232,7 @@ class WalkerBody(Action):
         return cost
 
     def observe(self) -> Array:
-        """[num_envs, n] as Gymnasium has it."""
+        """[num_envs, n]: the observation of Gymnasium."""
         walker, count = self._walker, self.env.num_envs
         velocity = np.clip(self.qvel, -10.0, 10.0) if walker.clip_velocity else self.qvel
         parts = [self.qpos[:, walker.first_position :], velocity]
@@ -240,7 +240,7 @@ class WalkerBody(Action):
             inertia, twist, actuator = self._fields
             parts += [inertia[:, 1:], twist[:, 1:], actuator[:, 6:]]
         if self._contact is not None:
-            # Gymnasium computes them with a step: at an episode's start there are none.
+            # Gymnasium computes them in a step: they are 0 at the start of an episode.
             forces = self._contact[:, 1:] * (self.env.elapsed > 0)[:, None, None]
             if "contact_force_range" in self.settings:
                 forces = np.clip(forces, *self.settings["contact_force_range"])

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as Etude's specs, and rows of values to and from them."""
+"""Conversion of Gymnasium's spaces and their values; snapshots of MuJoCo environments."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from etude.core.errors import UsageError, describe_error
 from etude.core.guard import check_array
 
 FILM_RATE = 30.0
-"""Steps of a second, of an environment that does not say its `render_fps`."""
+"""Steps per second of environments without `render_fps`."""
 
 
 def rendered(render: Callable[[], Any], name: str) -> Array:
-    """[height, width, 3] uint8 from a `render`, or one sentence about why there is none."""
-    # Pictures need no window: SDL, which many draw with, would look for a screen.
+    """Call `render`: [height, width, 3] uint8; errors are one sentence."""
+    # Without a window: SDL, which many environments use, would look for a screen.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
         picture: Array = np.asarray(render())
-    except Exception as error:  # someone else's code may fail in any way
-        raise UsageError(f"'{name}' cannot be drawn: {describe_error(error)}.") from error
+    except Exception as error:  # third-party code may raise anything
+        raise UsageError(f"'{name}' cannot be rendered: {describe_error(error)}.") from error
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise UsageError(
-            f"'{name}' cannot be drawn: its render gives no picture [height, width, 3] of bytes "
-            "in the mode rgb_array."
+            f"'{name}' cannot be rendered: its render does not return [height, width, 3] uint8 in "
+            "the mode rgb_array."
         )
     return picture
 
 
 NUMBERS: set[Any] = {float, int, bool, np.float64, np.float32}
-"""Types of rewards that need no further look."""
+"""Types of rewards that need no check."""
 FLAGS: set[Any] = {bool, np.bool_}
 
 
 class Spaces:
-    """What an environment sees and does, from its two spaces; `env_id` is for messages."""
+    """Observation and action space of an environment; `env_id`: its name in messages."""
 
     def __init__(
         self, observation: spaces.Space[Any], action: spaces.Space[Any], env_id: str
@@ -51,22 +51,22 @@ class Spaces:
         self.action = _action_spec(action, env_id)
         self._action_space = action
         self._env_id = env_id
-        # Of a plain observation: its shape, and the type that the environment gave last.
+        # Shape of a single observation, and the dtype of its last value.
         self.shape = None if self.single is None else self.observations[self.single].shape
         self.dtype: np.dtype[Any] | None = None
         self.bounds = _bounds(observation, self.single)
 
     def empty(self, rows: int) -> Observations:
-        """Zeros, {name: [rows, ...]}, for `store` to fill."""
+        """Zeros {name: [rows, ...]} that `store` fills."""
         return {
             name: np.zeros((rows, *spec.shape), spec.dtype)
             for name, spec in self.observations.items()
         }
 
     def store(self, obs: Observations, row: int, value: Any) -> None:
-        """Write what the environment observed into a row; refuse what is not in its space."""
+        """Write an observation to a row; refuse values outside of the space."""
         if self.single is not None:
-            try:  # Asked of every step: by far most values are such.
+            try:  # The fast path, for almost all values.
                 if value.shape == self.shape and value.dtype is self.dtype:
                     obs[self.single][row] = value
                     return
@@ -79,7 +79,7 @@ class Spaces:
             except (KeyError, TypeError, IndexError) as error:
                 names = sorted(value) if isinstance(value, dict) else type(value).__name__
                 raise UsageError(
-                    f"'{self._env_id}' observes {names}, and its space is a dict of "
+                    f"'{self._env_id}' observes {names}, but its space is a dict of "
                     f"{sorted(self.observations)}."
                 ) from error
             what = f"'{self._env_id}' gives its observation '{name}'"
@@ -88,7 +88,7 @@ class Spaces:
             self.dtype = part.dtype
 
     def number(self, value: Any, what: str) -> float:
-        """A reward or the like as a number."""
+        """A reward or another scalar as a float."""
         if value.__class__ in NUMBERS:
             number: float = value
             return number
@@ -96,7 +96,7 @@ class Spaces:
         return float(check_array(value, (), np.dtype(np.float64), what))
 
     def flag(self, value: Any, what: str) -> bool:
-        """Whether an episode ended, as a bool; 0 and 1 are as good."""
+        """A flag such as terminated as a bool; 0 and 1 are accepted."""
         if value.__class__ in FLAGS:
             flag: bool = value
             return flag
@@ -105,10 +105,10 @@ class Spaces:
         return bool(value if is_one else check_array(value, (), np.dtype(np.bool_), what))
 
     def actions(self, actions: Array) -> Sequence[Any]:
-        """What each row's environment takes, of actions as `ActionSpec.to_env` gives them.
+        """Actions of the rows' action spaces, for actions from `ActionSpec.to_env`.
 
-        actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices. Copied:
-        an environment may keep or change what it is given.
+        actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices. They are
+        copied, because an environment may keep or change its action.
         """
         space = self._action_space
         if isinstance(space, spaces.Discrete):
@@ -120,7 +120,7 @@ class Spaces:
 def _observation_specs(
     space: spaces.Space[Any], env_id: str
 ) -> tuple[str | None, dict[str, ArraySpec]]:
-    """The one name of a plain observation, or None for a dict of them; and the specs."""
+    """Name of a single observation, or None for a dict; and the specs."""
     if isinstance(space, spaces.Box):
         picture = space.dtype == np.uint8 and len(space.shape) == 3
         name = "image" if picture else "state"
@@ -131,12 +131,12 @@ def _observation_specs(
             return None, {str(name): _array_spec(box) for name, box in boxes.items()}
     raise UsageError(
         f"'{env_id}' observes {space}; a Box or a Dict of Boxes is needed. "
-        "gymnasium.wrappers.FlattenObservation makes one of most spaces."
+        "gymnasium.wrappers.FlattenObservation converts most spaces."
     )
 
 
 def _bounds(space: spaces.Space[Any], single: str | None) -> dict[str, tuple[Array, Array]]:
-    """{name: (low, high)} of the boxes of floats that have a finite bound."""
+    """Bounds {name: (low, high)} of the float boxes with a finite bound."""
     boxes = {single: space} if single is not None else dict(space.items())
     return {
         str(name): (box.low, box.high)
@@ -167,7 +167,7 @@ _FIELDS = sorted(DATA_FIELDS)
 
 
 def physics(env: gymnasium.Env[Any, Any]) -> tuple[mujoco.MjModel, mujoco.MjData] | None:
-    """Model and data of a MuJoCo environment."""
+    """Model and data of a MuJoCo environment; None for others."""
     inner: Any = env.unwrapped
     model, data = getattr(inner, "model", None), getattr(inner, "data", None)
     if isinstance(model, mujoco.MjModel) and isinstance(data, mujoco.MjData):
@@ -183,7 +183,7 @@ def _data_arrays(data: mujoco.MjData) -> Iterator[Array]:
 
 
 def save_physics(model: mujoco.MjModel, data: mujoco.MjData) -> Array:
-    """[n] uint8: the integration state, then every derived array.
+    """Snapshot [n] uint8: the integration state, then every derived array.
 
     Derived arrays lag the state by a substep after `mj_step`, and some rewards read them before
     the next one, so they cannot be recomputed.
@@ -195,7 +195,7 @@ def save_physics(model: mujoco.MjModel, data: mujoco.MjData) -> Array:
 
 
 def load_physics(model: mujoco.MjModel, data: mujoco.MjData, saved: Array) -> None:
-    """Put back what `save_physics` gave."""
+    """Restore a snapshot of `save_physics`."""
     raw = saved.tobytes()
     state = np.frombuffer(raw, np.float64, mujoco.mj_stateSize(model, _STATE))
     mujoco.mj_setState(model, data, state, _STATE)

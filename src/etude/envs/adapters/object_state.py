@@ -1,10 +1,10 @@
-"""What a foreign environment remembers, as text: found, saved and put back into its own objects.
+"""The state of a third-party environment as text: collected, saved and restored into its objects.
 
-The walk starts at the environment and follows attributes, lists and dicts wherever they lead, so
-wrappers, worlds and agents are all met; an object met twice is one object again after a restore.
-Nothing here can hold code: numbers, strings, arrays, containers of these and random generators are
-saved; an object's attributes are written into an object of that class that is already there, none
-is ever made. Whatever else is met is left alone, and the probe tells if that mattered.
+A walk from the environment follows attributes, lists and dicts, and so reaches wrappers, worlds and
+agents; references to one object are references to one object after a restore. The text cannot hold
+code: it has numbers, strings, arrays, containers of these and random generators. The attributes of
+an object are written to an existing object of the same class; no object is created. Other values
+are left unchanged, and the probe finds out whether they matter.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ _BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
     )
 }
 _CONSTANT = {"metadata", "fullpath"}
-"""Attributes that are no state; a file's path differs from machine to machine."""
+"""Attributes that are not state; a file's path differs between machines."""
 _LEFT_ALONE = sys.stdlib_module_names | {"numpy", "torch", "mujoco", "pygame"}
-"""Packages whose objects are not looked into: they keep state outside Python, or belong to all."""
+"""Packages whose objects are not walked: their state is outside of Python, or shared."""
 _KEPT = ["kept"]
 _MISSING = object()
 
 
 class StateError(RuntimeError):
-    """A saved state that does not fit the objects it is to be written into."""
+    """Raised when a saved state does not fit the objects to restore it into."""
 
 
 def save(root: object) -> str:
-    """All that can be saved of an object and of what it leads to, as one line of JSON."""
+    """Save the state of an object and of all that it refers to, as one line of JSON."""
     return json.dumps(encode(root), separators=(",", ":"))
 
 
 def load(root: object, text: str) -> None:
-    """Put back what `save` gave, into any instance of the same class."""
+    """Restore a text of `save` into any instance of the same class."""
     _Reader(root).value(json.loads(text), root)
 
 
 def encode(value: object) -> Any:
-    """A value as JSON: plain ones as they are, the rest as [tag, ...]."""
+    """Encode a value as JSON: plain values unchanged, others as [tag, ...]."""
     return _Writer().code(value)
 
 
 def decode(code: Any) -> Any:
-    """The value that `encode` was given, unless objects were in it."""
+    """Decode a result of `encode` without objects."""
     return _Reader(None).value(code, _MISSING)
 
 
@@ -72,14 +72,14 @@ def _bytes(array: Array | np.generic[Any]) -> str:
 
 
 def _is_key(value: Any) -> bool:
-    """Whether a dict's key is a value and no object with a life of its own."""
+    """Whether a dict's key is an immutable value."""
     if type(value) is tuple:
         return all(map(_is_key, value))
     return type(value) in _PLAIN or isinstance(value, np.generic | Enum)
 
 
 def _is_walked(value: object) -> bool:
-    """Whether an object's attributes are state: not those of classes, spaces or libraries."""
+    """Whether an object's attributes are state, unlike those of classes, spaces and libraries."""
     module = str(type(value).__module__)
     return (
         hasattr(value, "__dict__")
@@ -90,7 +90,7 @@ def _is_walked(value: object) -> bool:
 
 
 class _Writer:
-    """One walk. What can be shared gets a number where it is first met."""
+    """One walk. Objects that can be shared get a number when they are first reached."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []
@@ -132,7 +132,7 @@ class _Writer:
             limit = value.maxlen if kind is deque else None
             return _KEPT if items is None else [kind.__name__, number, items, limit]
         if isinstance(value, dict):
-            # Keys first: nothing may be numbered inside a dict that is then left alone.
+            # Check keys first: a dict that is left unchanged must not number its values.
             items = self._items(value.values()) if all(map(_is_key, value)) else None
             if items is None:
                 return _KEPT
@@ -148,13 +148,13 @@ class _Writer:
         return self._object(value, number) if _is_walked(value) else _KEPT
 
     def _items(self, values: Iterable[Any]) -> list[Any] | None:
-        """The codes of all values; None if there is no state in any of them."""
+        """The codes of all values; None if none of them has state."""
         codes = [self.code(value) for value in values]
         return None if codes and all(code is _KEPT for code in codes) else codes
 
     def _object(self, value: Any, number: int) -> Any:
         self.objects.append(value)
-        # Sorted: the order in which attributes came to be differs from instance to instance.
+        # Sorted, because the order of attributes differs between instances.
         attributes = {
             name: _KEPT if name in _CONSTANT else self.code(item)
             for name, item in sorted(vars(value).items())
@@ -163,7 +163,7 @@ class _Writer:
 
 
 class _Reader:
-    """Saved values again; for objects, those that the walk from `root` finds."""
+    """Decodes values; objects are those that a walk from `root` reaches."""
 
     def __init__(self, root: object) -> None:
         found = _Writer()
@@ -192,7 +192,7 @@ class _Reader:
         }
 
     def value(self, code: Any, live: Any) -> Any:
-        """What a code stands for, where `live` stands now (`_MISSING` if nothing does)."""
+        """Decode a code to replace the value `live` (`_MISSING` if there is none)."""
         if type(code) in _PLAIN:
             return code
         return self._makers[code[0]](live, *code[1:])
@@ -204,16 +204,16 @@ class _Reader:
 
     def _kept(self, live: Any) -> Any:
         if live is _MISSING:
-            raise StateError("something that cannot be saved is not where it was")
+            raise StateError("a value that cannot be saved is missing")
         return live
 
     def _enum(self, live: Any, name: str, member: str) -> Any:
         if name not in self._enums:
-            raise StateError(f"there is no {name} to be found")
+            raise StateError(f"the enum {name} is missing")
         return self._enums[name][member]
 
     def _array(self, live: Any, number: int, dtype: str, shape: list[int], data: str) -> Any:
-        # A new one: the present array may be a constant that others hold.
+        # A new array, because the current one may be a shared constant.
         return self._number(number, _flat(dtype, data).reshape(shape).copy())
 
     def _number(self, number: int, value: Any) -> Any:
@@ -238,9 +238,9 @@ class _Reader:
         return self._fill(self._number(number, {}), live, items)
 
     def _mapping(self, live: Any, number: int, kind: str, items: list[Any]) -> Any:
-        """A dict of a class of its own, such as defaultdict, keeps what else it is."""
+        """Refill a dict subclass such as defaultdict, which keeps its other state."""
         if type(live).__qualname__ != kind or not self._take(live):
-            raise StateError(f"there is no {kind} where one was")
+            raise StateError(f"a {kind} is missing")
         before = dict(live)
         live.clear()
         return self._fill(self._number(number, live), before, items)
@@ -253,7 +253,7 @@ class _Reader:
         return made
 
     def _generator(self, live: Any, number: int, name: str, state: Any) -> Any:
-        # In place where possible: what is left alone may hold the same generator.
+        # In place if possible, because unsaved objects may refer to the same generator.
         if type(getattr(live, "bit_generator", None)).__name__ != name or not self._take(live):
             live = np.random.Generator(_BIT_GENERATORS[name]())
         live.bit_generator.state = decode(state)
@@ -267,8 +267,8 @@ class _Reader:
 
     def _object(self, live: Any, number: int, kind: str, attributes: dict[str, Any]) -> Any:
         if type(live).__qualname__ != kind or not self._take(live):
-            # Whose turn it is, say, differs here: any object of the class will do, because
-            # everything in it is about to be written.
+            # References may differ here. Any object of the class can be used, because all of its
+            # attributes are written.
             live = self._next_spare(kind)
         self._numbered[number] = live
         current = vars(live)
@@ -287,7 +287,7 @@ class _Reader:
         raise StateError(f"it has fewer objects of class {kind} than were saved")
 
     def _take(self, value: Any) -> bool:
-        """Whether a present object is free to become one of the saved ones."""
+        """Claim an existing object for a saved one; returns whether it was free."""
         free = id(value) not in self._taken
         self._taken.add(id(value))
         return free

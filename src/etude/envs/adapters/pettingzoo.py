@@ -1,4 +1,4 @@
-"""A parallel PettingZoo environment as a `BatchEnv`: its agents are rows of one shared policy."""
+"""Parallel PettingZoo environments as a `BatchEnv`: agents are rows of one shared policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from etude.envs.config import EnvConfig
 from etude.envs.probe import probe
 
 Agent = Any
-"""What an environment calls an agent, mostly a string."""
+"""Identifier of an agent, usually a string."""
 Given = Mapping[Agent, Any]
 """{agent: observation, reward, ...}."""
 _EXTRA = ("pettingzoo", "mpe2")
@@ -32,7 +32,7 @@ _NEEDED = ("possible_agents", "reset", "step", "observation_space", "action_spac
 
 
 class ParallelEnv(Protocol):
-    """What is used of PettingZoo's class of that name."""
+    """The part of PettingZoo's class of that name that is used here."""
 
     agents: list[Agent]
     possible_agents: list[Agent]
@@ -49,8 +49,8 @@ class ParallelEnv(Protocol):
 
 
 def make_parallel(name: str, kwargs: Mapping[str, Any]) -> ParallelEnv:
-    """One instance of what `name` stands for."""
-    # MPE draws with pygame, whose greeting would end up in what a command prints.
+    """Make one instance; errors are one sentence."""
+    # MPE imports pygame, which would print a greeting in the output of commands.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     factory = _factory(name)
     try:
@@ -62,14 +62,14 @@ def make_parallel(name: str, kwargs: Mapping[str, Any]) -> ParallelEnv:
         raise UsageError(
             f"'{name}' does not take these arguments: {describe_error(error)}."
         ) from error
-    except Exception as error:  # someone else's code may fail in any way
+    except Exception as error:  # third-party code may raise anything
         raise UsageError(f"'{name}' cannot be made: {describe_error(error)}.") from error
     if hasattr(env, "agent_iter"):
-        raise UsageError(f"'{name}' lets agents act in turn: name its parallel_env instead.")
+        raise UsageError(f"In '{name}' agents act in turn: give its parallel_env instead.")
     missing = [part for part in _NEEDED if not hasattr(env, part)]
     if missing or not env.possible_agents:
         raise UsageError(
-            f"'{name}' is no parallel environment of PettingZoo: it lacks "
+            f"'{name}' is not a parallel environment of PettingZoo: it lacks "
             f"{', '.join(missing) or 'any possible_agents'}."
         )
     made: ParallelEnv = env
@@ -83,20 +83,20 @@ def _factory(name: str) -> Callable[..., Any]:
     except Untrusted:
         raise
     except UsageError as error:
-        clear = _clearer(name, error.__cause__)
+        clear = _hint_about(name, error.__cause__)
         raise error if clear is None else UsageError(clear) from error
     if not callable(factory):
-        raise UsageError(f"{name} cannot be called: name what makes the environment.")
+        raise UsageError(f"{name} cannot be called: give a function that makes the environment.")
     made: Callable[..., Any] = factory
     return made
 
 
-def _clearer(name: str, cause: BaseException | None) -> str | None:
-    """More about a name that stands for nothing than `load_object` can know."""
+def _hint_about(name: str, cause: BaseException | None) -> str | None:
+    """A more helpful message than that of `load_object`; None if there is none."""
     if cause is None:
         if ":" in name or not name:
             return None
-        return f"{name} has no parallel_env: name what makes the environment, as module:factory."
+        return f"{name} has no parallel_env: give what makes the environment, as module:factory."
     missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
     if missing in _EXTRA:
         return f"'{name}' needs the package '{missing}': pip install 'etude[multiagent]'."
@@ -112,39 +112,39 @@ def _clearer(name: str, cause: BaseException | None) -> str | None:
 
 
 def shared_spaces(env: ParallelEnv, name: str) -> Spaces:
-    """The spaces of all agents, which must be the same: one policy plays them all."""
+    """The spaces of the agents, which must be equal, because one policy acts for all."""
     first, *others = env.possible_agents
     for what, space in (("observe", env.observation_space), ("act in", env.action_space)):
         for other in others:
             if space(other) != space(first):
                 raise UsageError(
-                    f"One policy plays all agents of '{name}', but '{first}' and '{other}' {what} "
-                    f"different spaces, {space(first)} and {space(other)}: pad them alike in a "
-                    "factory of your own, for example with SuperSuit."
+                    f"One policy acts for all agents of '{name}', but '{first}' and '{other}' "
+                    f"{what} different spaces, {space(first)} and {space(other)}: pad them to "
+                    "equal spaces in a factory of your own, for example with SuperSuit."
                 )
     return Spaces(env.observation_space(first), env.action_space(first), name)
 
 
 STEP_LIMIT = 1000
-"""Of an environment that says none."""
+"""Step limit of environments without one."""
 
 
 class PettingZooConfig(EnvConfig):
-    """Several agents in one world, from PettingZoo; each agent is a row, one policy plays all."""
+    """A parallel environment from PettingZoo; each agent is a row, and one policy acts for all."""
 
     kind: Literal["pettingzoo"] = "pettingzoo"
     parallel: str = Field(
         "mpe2.simple_spread_v3",
-        description="Its module, which has a `parallel_env`; or module:factory, file.py:factory.",
+        description="Module with a `parallel_env`; or module:factory, file.py:factory.",
     )
     kwargs: dict[str, bool | int | float | str] = Field(
-        {}, description="Arguments for `parallel_env`."
+        {}, description="Arguments of `parallel_env`."
     )
     max_episode_steps: int | None = Field(
         None,
         ge=1,
-        description="Steps after which the agents that still live are truncated and a new episode "
-        f"starts; None: the environment's own `max_cycles`, {STEP_LIMIT} if it has none.",
+        description="Steps after which all living agents are truncated and a new episode starts; "
+        f"None: the environment's `max_cycles`, {STEP_LIMIT} without one.",
     )
 
     def build(self, num_envs: int, threads: int = 1) -> PettingZooEnv:
@@ -154,12 +154,12 @@ class PettingZooConfig(EnvConfig):
         return self.replace(kwargs={**self.kwargs, "render_mode": "rgb_array"})
 
     def exactness(self) -> Exactness:
-        """What the probe finds; asked once per process."""
+        """The verdict of the probe, cached per process."""
         return probe(unprobed, self, 2 * self.num_agents, self.parallel)
 
     @property
     def num_agents(self) -> int:
-        """The agents of one environment; asked once per process."""
+        """Number of agents of one environment, cached per process."""
         name = self.model_dump_json()
         if name not in _counts:
             env = make_parallel(self.parallel, self.kwargs)
@@ -169,24 +169,22 @@ class PettingZooConfig(EnvConfig):
 
 
 class PettingZooEnv:
-    """Separate instances of A agents each, stepped one after the other.
+    """Separate instances with A agents each, stepped in sequence.
 
-    Rows e*A .. e*A+A-1 are the agents of environment e in the order of `possible_agents`. A row's
-    episode ends in the step its agent does, in one of these ways:
+    Rows e*A .. e*A+A-1 are the agents of environment e in the order of `possible_agents`. The
+    episode of a row ends in one of these ways:
 
-    - its agent is terminated or truncated, whether or not the others go on;
-    - its agent is no longer in `env.agents` though nothing said it had ended. That tells of no
-      ending of the task, so it counts as truncated;
-    - the step limit is reached: every agent that still lives is truncated.
+    - its agent is terminated or truncated, independent of the other agents;
+    - its agent is missing from `env.agents` without having been terminated, which truncates it;
+    - the step limit is reached, which truncates every living agent.
 
-    It ended on what it saw in that step, or, if it was shown nothing, on what it saw last. Its row
-    is then absent: zero observations, zero reward, no endings, and its action goes nowhere. An
-    agent need not be there at the start of an episode; it enters, with the first observation of an
-    episode of its own, in the step that lists it in `env.agents`, and one that ended can come
-    back so. What an absent agent is given is dropped: it did nothing for it.
+    Its final observation is that of this step, or the last one if there is none. After it the row
+    is absent: observations, rewards and flags are zero, and its action is ignored. An agent starts
+    an episode of its own in the step that first lists it in `env.agents`, which need not be the
+    first step, and may return after its episode ended. Rewards of absent agents are dropped.
 
-    When nobody lives any more the environment is reset in the same step. Environment e's randomness
-    is `key.episode(e*A, episode)`, which seeds that reset.
+    When no agent lives any more, the environment is reset in the same step, with a seed from
+    `key.episode(e*A, episode)`.
     """
 
     def __init__(
@@ -197,9 +195,9 @@ class PettingZooEnv:
         *,
         exact: bool | None = None,
     ) -> None:
-        """exact: what the probe said; None runs it when a snapshot is first asked for.
+        """exact: verdict of the probe; None runs it for the first snapshot.
 
-        `threads` is part of every environment's signature; these instances use one.
+        `threads` is part of every environment's signature, and unused here.
         """
         first = make_parallel(config.parallel, config.kwargs)
         self.num_envs = num_envs
@@ -214,7 +212,7 @@ class PettingZooEnv:
         self._config = config
         self.step_rate = float(getattr(first, "metadata", {}).get("render_fps") or FILM_RATE)
         self.watch: Callable[[int], None] | None = None
-        """Called with each row after its step, while a finished one still stands there."""
+        """Called with each row after its step, before a finished row is reset."""
         self._exact = exact
         self._key: Key | None = None
         self._started = False
@@ -225,7 +223,7 @@ class PettingZooEnv:
         self._living: list[list[tuple[int, Agent]]] = [[] for _ in self._envs]
         self._obs = self._spaces.empty(num_envs)
         self.present: Array = np.zeros(num_envs, np.bool_)
-        """[rows] bool: whether the row stands for a living agent in the last observation."""
+        """[rows] bool: rows with a living agent in the last observation."""
         self.spec = EnvSpec(
             observations=self._spaces.observations,
             action=self._spaces.action,
@@ -234,7 +232,7 @@ class PettingZooEnv:
         )
 
     def reset(self, key: Key) -> Observations:
-        """Every environment at the start of its episode 0."""
+        """Reset every environment to its episode 0."""
         self._key = key
         self._episode = [0] * len(self._envs)
         obs = self._spaces.empty(self.num_envs)
@@ -245,7 +243,7 @@ class PettingZooEnv:
         return obs
 
     def step(self, actions: Array) -> StepResult:
-        """One step of every environment; one in which nobody lives any more is reset in it.
+        """One step of every environment; those without living agents are reset.
 
         actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices.
         """
@@ -268,9 +266,9 @@ class PettingZooEnv:
                 reward[row] = self._spaces.number(given.get(agent, 0.0), "a reward")
                 if over or agent not in staying:
                     finished[row] = True
-                    # One that ended on its last step ended; there is no future left to value.
+                    # An episode that terminates at the step limit is not truncated.
                     terminated[row] = self._spaces.flag(ended.get(agent, False), "terminated")
-                    # Now, because a reset may write into what was seen.
+                    # Stored before the reset, which may write to the observation.
                     endings = endings or self._spaces.empty(self.num_envs)
                     self._store_last(endings, row, seen.get(agent))
             if over:
@@ -284,12 +282,12 @@ class PettingZooEnv:
         return StepResult(obs, reward, terminated, finished & ~terminated, rows, final_obs)
 
     def picture(self, row: int) -> Array:
-        """[height, width, 3] uint8: what the row's environment renders as "rgb_array"."""
+        """[height, width, 3] uint8: rendering of the row's environment in the mode "rgb_array"."""
         env: Any = self._envs[row // len(self._agents)]
         return rendered(env.render, self._config.parallel)
 
     def _begin(self, index: int, obs: Observations) -> None:
-        """Start an episode of an environment; `obs` takes what its agents see."""
+        """Start an episode of an environment, and write the observations of its agents to `obs`."""
         if self._key is None:
             raise UsageError("reset or restore an environment before stepping it.")
         stream = self._key.episode(index * len(self._agents), self._episode[index])
@@ -301,7 +299,7 @@ class PettingZooEnv:
         self._enter(index, env.agents, seen, obs)
 
     def _enter(self, index: int, agents: Collection[Agent], seen: Given, obs: Observations) -> None:
-        """Note who lives, and write what they see into their rows."""
+        """Set the living agents, and write their observations to their rows."""
         first = index * len(self._agents)
         try:
             living = sorted((self._slots[agent], agent) for agent in agents)
@@ -327,10 +325,10 @@ class PettingZooEnv:
         self.present[[row for living in self._living for row, _ in living]] = True
 
     def snapshot(self) -> Tree:
-        """All of an exact environment; nothing of another, so that a rollout begins again.
+        """The state of an exact environment; {} for others, whose rows start new episodes.
 
         {"episode", "elapsed": [rows] int64, "present": [rows] bool, "obs": {name: [rows, ...]},
-        "objects": [rows, n] uint8}; an environment's text goes over the rows of its agents.
+        "objects": [rows, n] uint8}; an environment's text is spread over the rows of its agents.
         """
         if self._exact is None:
             self._exact = self._config.exactness().exact
@@ -338,7 +336,7 @@ class PettingZooEnv:
             return {}
         num_agents = len(self._agents)
         texts = [object_state.save(env).encode("utf-8") for env in self._envs]
-        # JSON may end in blanks, so lines of unequal length fit one array.
+        # JSON may end in blanks: pad texts of different lengths to one array.
         share = -(-max(map(len, texts)) // num_agents)
         padded = b"".join(text.ljust(share * num_agents) for text in texts)
         return {
@@ -350,15 +348,15 @@ class PettingZooEnv:
         }
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        """Continue from a snapshot; from an empty one, begin again."""
+        """Restore a snapshot; an empty one resets."""
         if not snapshot:
             self.reset(key)
             return
         rows = len(snapshot["episode"])
         if rows != self.num_envs:
-            raise UsageError(f"This snapshot has {rows} rows, the environment {self.num_envs}.")
+            raise UsageError(f"This snapshot has {rows} rows, and the environment {self.num_envs}.")
         if not self._started:
-            # Builds whatever an environment only builds in its first reset.
+            # Creates what an environment only creates in its first reset.
             self.reset(key)
         num_agents = len(self._agents)
         self._key = key
@@ -379,7 +377,7 @@ class PettingZooEnv:
 
 
 def unprobed(config: PettingZooConfig, num_envs: int) -> PettingZooEnv:
-    """One whose snapshots are taken as they are."""
+    """Environments whose snapshots are taken without a probe."""
     return PettingZooEnv(config, num_envs, exact=True)
 
 

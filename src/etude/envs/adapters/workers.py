@@ -1,11 +1,11 @@
-"""Environments in worker processes, which step side by side: the same bits as in one process.
+"""Environments in worker processes that step in parallel, with the same bits as in one process.
 
     python -m etude.envs.adapters.workers LINE LIFE PARENT
 
-is such a process: two sockets, and the process that started it. Each has some of the environments,
-one after the other, as a batch of its own. A worker is a new interpreter and not a fork, because
-the process that starts it may have threads. It ends with that process, and with it whatever its
-environments have started: it leads a process group.
+runs a worker, with two sockets and the id of its parent process. Each worker has a contiguous part
+of the environments as a batch. A worker is a new interpreter, not a fork, because the parent may
+have threads. It leads a process group and ends with its parent, together with all processes that
+its environments have started.
 """
 
 from __future__ import annotations
@@ -46,29 +46,28 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 
 ENDING_SECONDS = 5.0
-"""A worker whose environments do not close within these is killed."""
+"""Timeout for closing the environments of a worker, after which it is killed, s."""
 STARTING_SECONDS = 60.0
-"""A worker that imports and makes its environments is not killed before."""
+"""Minimum time for a worker to import and make its environments, s."""
 REPLY_SECONDS = 2.0
-"""A worker that hangs is asked where, and answers within these unless its code keeps Python's
-lock."""
+"""Timeout for asking a hanging worker where it is, which fails if its code holds the GIL, s."""
 LOOK = 1.0
-"""Seconds between two looks whether the other process is still there."""
+"""Interval of checks whether the other process still exists, s."""
 
 
 @cache
 def _starter(process: int) -> ThreadPoolExecutor:
-    """Starts all workers of a process: Linux ends a worker when the thread that started it ends,
-    and this one lives as long as its process."""
+    """A thread that starts all workers of a process and lives as long as the process, because Linux
+    ends a worker with the thread that started it."""
     return ThreadPoolExecutor(1, "worker-starter")
 
 
 MakePart = Callable[[Any, int, int], BatchEnv]
-"""(config, number of the first environment, how many) -> those environments, in a worker."""
+"""(config, number of the first environment, number of environments) -> environments."""
 
 
 class EnvWorkers:
-    """A `BatchEnv` whose environments are spread over worker processes in contiguous parts."""
+    """A `BatchEnv` whose environments are distributed over worker processes."""
 
     def __init__(
         self,
@@ -81,9 +80,9 @@ class EnvWorkers:
         exact: Callable[[], bool],
         bounds: dict[str, tuple[Array, Array]] | None = None,
     ) -> None:
-        """make: a function of a module, which workers import. join: the snapshot of all from those
-        of parts. exact: whether there are snapshots, asked when the first is taken. bounds: of
-        observations, see `Bounded`."""
+        """make: function of a module, which workers import. join: joins the snapshots of the parts.
+        exact: whether snapshots are exact, called for the first one. bounds: of observations, see
+        `Bounded`."""
         self.num_envs, self.spec, self.bounds = num_envs, spec, bounds or {}
         self._make, self._config = make, config
         self._join, self._is_exact = join, exact
@@ -96,18 +95,18 @@ class EnvWorkers:
         except UsageError as error:
             self.close()
             raise UsageError(
-                f"{error} So says a worker process, which knows what packages register and not "
-                "what a script did: with collector.engine_threads 1 there are no workers."
+                f"{error} This happened in a worker process, which imports packages but does not "
+                "run your script: collector.engine_threads 1 runs without workers."
             ) from error
 
     def _all(self, method: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What a method gives in every worker, with arguments for each."""
+        """Call a method in every worker, with separate arguments; returns the results."""
         for worker, arguments in zip(self._workers, given, strict=True):
             worker.ask(method, *arguments)
         return self._answers(self._workers)
 
     def _answers(self, workers: Sequence[_Worker]) -> list[Any]:
-        """What the workers give; the first error, once all have answered."""
+        """Results of the workers; raises the first error after all have answered."""
         answers = [worker.answer() for worker in workers]
         for _, failure in answers:
             if failure is not None:
@@ -115,24 +114,25 @@ class EnvWorkers:
         return [value for value, _ in answers]
 
     def _revive(self) -> None:
-        """Start the workers again that are gone, before all of them get a state."""
+        """Restart lost workers, before all workers get a new state."""
         gone = [i for i, worker in enumerate(self._workers) if worker.is_lost]
         for i in gone:
             self._workers[i] = _Worker(self._make, self._config, self._parts[i])
         self._answers([self._workers[i] for i in gone])
 
     def interrupt(self, seconds: float) -> None:
-        """Kill the workers that have not answered: the call that waits for them is told why."""
+        """Kill the workers that have not answered; the waiting call raises an error with the
+        reason."""
         for worker in self._workers:
             worker.interrupt(seconds)
 
     def reset(self, key: Key) -> Observations:
-        """Every environment at the start of its episode 0."""
+        """Reset every environment to its episode 0."""
         self._revive()
         return _stacked(self._all("reset", [(key,)] * len(self._parts)))
 
     def step(self, actions: Array) -> StepResult:
-        """One step of every environment; finished ones are reset in it."""
+        """One step of every environment; finished environments are reset."""
         results: list[StepResult] = self._all("step", [(actions[part],) for part in self._parts])
         ended = [result for result in results if result.final_envs.size]
         finals = [
@@ -150,7 +150,7 @@ class EnvWorkers:
         )
 
     def snapshot(self) -> Tree:
-        """That of one batch with all the environments; {} where there are none."""
+        """The snapshot of all environments as one batch; {} if they are not exact."""
         if self._exact is None:
             self._exact = self._is_exact()
         if not self._exact:
@@ -158,7 +158,7 @@ class EnvWorkers:
         return self._join(self._all("snapshot", [()] * len(self._parts)))
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        """Continue from a snapshot, on as many environments."""
+        """Restore a snapshot of the same number of environments."""
         if len(snapshot["episode"]) != self.num_envs:
             raise UsageError(
                 f"This snapshot has {len(snapshot['episode'])} environments, not {self.num_envs}."
@@ -177,16 +177,16 @@ def _stacked(parts: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 class _Worker:
-    """A process and the lines to it: one for calls, one for its life."""
+    """A worker process with two connections: for calls, and for its lifetime."""
 
     def __init__(self, make: MakePart, config: Config, part: slice) -> None:
         self._part = part
         self._why = ""
-        """Why it was killed."""
+        """Reason for which it was killed."""
         self.is_lost = False
         self._asked: float | None = time.monotonic() + STARTING_SECONDS
-        """Since when it owes an answer, at first whether its environments were made; None where it
-        owes none. A start may take longer."""
+        """Time since which an answer is due, with the first about the construction of its
+        environments; None if none is due."""
         ours, theirs = socket.socketpair()
         self._life, life = socket.socketpair()
         with theirs, life:
@@ -198,14 +198,14 @@ class _Worker:
 
     def ask(self, method: str, *arguments: Any) -> None:
         self._asked = time.monotonic()
-        with suppress(BrokenPipeError):  # The answer, which does not come, says it.
+        with suppress(BrokenPipeError):  # `answer` raises the error.
             self._line.send((method, arguments))
 
     def answer(self) -> tuple[Any, Callable[[], EtudeError] | None]:
-        """What the worker gives, and what makes the error it met."""
+        """The worker's result, and a function that makes its error if it had one."""
         try:
             while not self._line.poll(LOOK):
-                # A process that it has started may hold the line open.
+                # A process that the worker has started may keep the connection open.
                 if self._process.poll() is not None and not self._line.poll():
                     return None, self._lost()
             answer: tuple[Any, Callable[[], EtudeError] | None] = self._line.recv()
@@ -216,11 +216,11 @@ class _Worker:
             self._asked = None
 
     def _lost(self) -> Callable[[], EtudeError]:
-        """What makes the error that says how the process ended."""
+        """A function that makes the error about how the process ended."""
         self.is_lost = True
         code = self._process.wait()
         self.end()
-        how = f"with code {code}, although it was not asked to"
+        how = f"with code {code} by itself"
         if code < 0:
             known = {number.value: number.name for number in signal.Signals}
             how = f"by signal {-code} ({known.get(-code, 'unknown')})"
@@ -234,7 +234,7 @@ class _Worker:
         return f"environment {first}" if first == last else f"environments {first} to {last}"
 
     def interrupt(self, seconds: float) -> None:
-        """Kill a worker whose call has taken so long, and remember where it was."""
+        """Kill a worker whose call has taken too long, and keep where it was."""
         is_late = self._asked is not None and time.monotonic() - self._asked > seconds / 2
         if not is_late or self._line.poll():
             return
@@ -244,13 +244,13 @@ class _Worker:
             self._life.settimeout(REPLY_SECONDS)
             where = json.loads(self._life.recv(4096))
         self._why = (
-            f"{_capital(where)} did not come back for {seconds:g} s, and its worker "
+            f"{_capital(where)} did not return within {seconds:g} s, and its worker "
             "process was killed. For calls that take longer raise --collector.deadline"
         )
         self._kill()
 
     def _kill(self) -> None:
-        """The process, and what it has started and left."""
+        """Kill the process and all processes that it has started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
@@ -269,7 +269,7 @@ def _capital(text: str) -> str:
 
 
 def _start(line: int, life: int) -> subprocess.Popen[bytes]:
-    # `-P`: Etude is not looked for in the current folder first.
+    # `-P`: do not import Etude from the current folder.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, str(line), str(life), str(os.getpid())],
         pass_fds=[line, life],
@@ -280,14 +280,14 @@ def _start(line: int, life: int) -> subprocess.Popen[bytes]:
 
 
 def main(line_fd: int, life_fd: int, parent: int) -> None:
-    """Answer until the line is closed, which the end of the other process does too."""
-    # A signal to all processes of a run is for the one that saves.
+    """Answer calls until the connection is closed, as by the end of the parent."""
+    # The parent handles signals to all processes of a run.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     line: Connection[Any, Any] = Connection(line_fd)
     made: list[BatchEnv] = []
     _end_with(parent, life_fd, made)
-    # What an environment forks must not hold the line open, and has nothing to say on it.
+    # Processes that an environment forks must not keep the connection open.
     os.register_at_fork(after_in_child=line.close)
     worker = os.getpid()
     with suppress(EOFError, OSError):
@@ -303,7 +303,7 @@ def main(line_fd: int, life_fd: int, parent: int) -> None:
 
 
 def _end_with(parent: int, life_fd: int, made: list[BatchEnv]) -> None:
-    """End this process when its parent ends, and tell the parent where the environments are."""
+    """End this process when its parent ends, and answer where the environments are."""
     os.set_inheritable(life_fd, False)
     life = socket.socket(fileno=life_fd)
     main_thread = threading.get_ident()
@@ -316,20 +316,20 @@ def _end_with(parent: int, life_fd: int, made: list[BatchEnv]) -> None:
                 break
             place = location_of(sys._current_frames()[main_thread])
             life.sendall(json.dumps(f"{_doing(made)} ({place})").encode())
-        # The line is closed first where the environments are to be closed in order.
+        # After closing the connection, the main thread closes the environments.
         time.sleep(ENDING_SECONDS if os.getppid() == parent else 0.0)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="life", daemon=True).start()
-    # The thread cannot run while an environment keeps Python's lock; Linux can end it even then.
+    # This thread cannot run while an environment holds the GIL; Linux can end the process then.
     with suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # It ended before that.
+    if os.getppid() != parent:  # The parent has already ended.
         os._exit(1)
 
 
 def _doing(made: Sequence[BatchEnv]) -> str:
-    """Such as "environment 3 in step"."""
+    """Current call, as in "environment 3 in step"."""
     located = ability(made[0], Located) if made else None
     if located is not None:
         return f"{located.where()} in {located.call}"
@@ -339,7 +339,7 @@ def _doing(made: Sequence[BatchEnv]) -> str:
 def _tried(
     made: Sequence[BatchEnv], function: Any, *arguments: Any
 ) -> tuple[Any, Callable[[], EtudeError] | None]:
-    """(what it gives, None), or (None, what makes the error)."""
+    """(result, None), or (None, function that makes the error)."""
     where = "In a worker process of the environments"
     try:
         with exits_as_errors(lambda: _capital(_doing(made))):
@@ -359,4 +359,4 @@ def _tried(
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
-    os._exit(0)  # Whatever threads an environment has left must not keep this process.
+    os._exit(0)  # Threads of environments must not keep this process alive.
