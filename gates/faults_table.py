@@ -117,7 +117,7 @@ FAULTS = (
         "snapshot round trip of every shipped task, randomised model values included: 1,000 "
         "steps, every bit",
         "all",
-        ("envs/test_reach.py", "envs/test_pick_place.py", "envs/test_imitation.py"),
+        ("tasks/test_reach.py", "tasks/test_pick_place.py", "tasks/test_imitation.py"),
         "all",
         tests_are_the_gate=True,
     ),

@@ -6,9 +6,9 @@ from typing import Any
 import mujoco
 import numpy as np
 import pytest
-from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from pydantic import ValidationError
 
+from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from pydantic import ValidationError
 
+from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key

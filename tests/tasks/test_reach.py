@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
