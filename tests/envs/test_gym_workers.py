@@ -103,7 +103,7 @@ def test_an_environment_that_only_a_script_has_registered() -> None:
 
     gymnasium.register("OnlyHere-v0", Slow)
     try:
-        with pytest.raises(UsageError, match=r"collector\.engine_threads 1 there are no workers"):
+        with pytest.raises(UsageError, match=r"collector\.engine_threads 1 runs without workers"):
             spread(GymConfig(id="OnlyHere-v0"), 2, 2)
     finally:
         del gymnasium.registry["OnlyHere-v0"]

@@ -312,7 +312,7 @@ def test_state_keeps_its_memory_and_type() -> None:
     assert (memory == 2.0).all()
     with pytest.raises(UsageError, match=r"Seek\.place has shape \[3, 2\], and the value \[2, 2\]"):
         task.place = np.ones((2, 2))
-    with pytest.raises(UsageError, match="3 rows, the task 4"):
+    with pytest.raises(UsageError, match="3 rows, and the task 4"):
         Seek(4).restore(task.snapshot(), Key(0))
 
 
@@ -580,7 +580,7 @@ def test_check_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[s
     assert "keeps the contract" in said(["check", "CartPole-v1", "--steps=50"], capsys, 0)
     text = said(["check", f"{__name__}:Forgetful"], capsys, 1)
     assert "FAILED  a snapshot continues bit for bit" in text
-    assert "Fix: Put everything a step reads into snapshot()" in text
+    assert "Fix: Put everything that a step reads into snapshot()" in text
     assert "breaks it in 2 of 13" in text
     findings = json.loads(said(["check", "own_cart.py:Cart", "--json"], capsys, 0))
     assert all(finding["verdict"] == "passed" for finding in findings)

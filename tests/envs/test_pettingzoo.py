@@ -400,7 +400,7 @@ def test_one_that_cannot_be_saved_trains_and_begins_again() -> None:
         ({"parallel": "mpe2.simple_tag_v3"}, 4, "'adversary_0' and 'agent_0' observe different"),
         ({"parallel": "mpe2.simple_spred_v3"}, 3, "Nearest: mpe2.simple_spread_v3"),
         ({"parallel": "no_such_v3"}, 3, "no module 'no_such_v3'"),
-        ({"parallel": "mpe2.simple_spread_v3:env"}, 3, "name its parallel_env"),
+        ({"parallel": "mpe2.simple_spread_v3:env"}, 3, "give its parallel_env"),
         ({"parallel": "json"}, 3, "json has no parallel_env"),
         ({"parallel": "json:loads"}, 3, "does not take these arguments"),
         ({"parallel": "types:SimpleNamespace"}, 3, "lacks possible_agents, reset"),
@@ -449,5 +449,5 @@ def test_a_snapshot_of_other_size_is_refused() -> None:
     config = scripted([[Life(0, 9)], [Life(0, 9)]])
     two, four = PettingZooEnv(config, 2), PettingZooEnv(config, 4)
     two.reset(KEY)
-    with pytest.raises(UsageError, match="2 rows, the environment 4"):
+    with pytest.raises(UsageError, match="2 rows, and the environment 4"):
         four.restore(two.snapshot(), KEY)

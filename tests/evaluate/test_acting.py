@@ -114,10 +114,10 @@ def test_tasks_are_made_by_name() -> None:
     assert ends == [False, False, True]
     for wrong, sentence in (
         (lambda: etude.make("rech"), "There is no task 'rech'; did you mean 'reach'?"),
-        (lambda: etude.make("CartPole-v1"), "gymnasium.make makes those of Gymnasium"),
+        (lambda: etude.make("CartPole-v1"), "use gymnasium.make for tasks of Gymnasium"),
         (lambda: etude.make("reach", tolerance=-1), "tolerance must be more than 0, not -1."),
         (lambda: etude.make("reach", toleranse=1), "did you mean tolerance?"),
-        (lambda: etude.make("reach", ["stat"]), "This task has no observation 'stat': it gives"),
+        (lambda: etude.make("reach", ["stat"]), "This task has no observation 'stat': it has"),
     ):
         with pytest.raises(UsageError) as error:
             wrong()

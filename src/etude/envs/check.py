@@ -196,10 +196,8 @@ def check_env(
             found[item] = Finding(item, "passed")
         except Broken as broken:
             found[item] = Finding(item, "failed", broken.problem, broken.fix)
-        except Exception as error:  # foreign code may fail in any way
-            found[item] = Finding(
-                item, "failed", describe_error(error), "Mend the code named here."
-            )
+        except Exception as error:  # third-party code may raise anything
+            found[item] = Finding(item, "failed", describe_error(error), "Fix the code named here.")
     return [found[item] for item in ITEMS]
 
 
@@ -241,9 +239,9 @@ class Inspection:
                 obs = result.obs
             env.close()
         except EtudeError as error:
-            self._fail(BUILD, str(error), "Mend what is named here.")
-        except Exception as error:  # foreign code may fail in any way
-            self._fail(BUILD, describe_error(error), "Mend the code named here.")
+            self._fail(BUILD, str(error), "Fix the problem named here.")
+        except Exception as error:  # third-party code may raise anything
+            self._fail(BUILD, describe_error(error), "Fix the code named here.")
         self._totals()
 
     def _fail(self, item: str, problem: str, fix: str) -> None:

@@ -108,7 +108,7 @@ def _here(
     env, other = (supervisor.guard(make(config, rows), "the probe") for _ in range(2))
     try:
         begin = first_steps(env)
-        # The other instance has a past of its own, which the snapshot must overwrite.
+        # Bring the other instance to another state, which the snapshot must overwrite.
         other.reset(KEY.child("other"))
         play(other, random_actions(other, PROBE_STEPS // 3, KEY.child("past")))
         snapshot = env.snapshot()
@@ -132,25 +132,25 @@ def _here(
 
 
 def first_steps(env: BatchEnv) -> list[str]:
-    """Digests of the steps from a reset to where the snapshot is taken."""
+    """Digests of the steps from a reset to the snapshot."""
     env.reset(KEY)
     return play(env, random_actions(env, STEPS_BEFORE, KEY.child("before")))
 
 
 def steps_after(env: BatchEnv, snapshot: Tree) -> list[str]:
-    """Digests of the steps from the snapshot on."""
+    """Digests of the steps after restoring the snapshot."""
     env.restore(snapshot, KEY)
     return play(env, random_actions(env, PROBE_STEPS, KEY.child("after")))
 
 
 def _elsewhere(make: Make, config: EnvConfig, trial: Trial, name: str) -> Exactness:
-    """The verdict of two fresh processes; where there can be none, that of this one, with a note.
+    """Verdict of two fresh processes, or that of this process with a note if they cannot run.
 
-    Sets and dicts of strings have another order in each process: a resume is in another process.
+    A resume is in another process, where sets of strings have another order.
     """
     code = object_state.encode(trial.snapshot)
     if digest(object_state.decode(code)) != digest(trial.snapshot):
-        return _only_here(name, "its snapshot holds more than arrays, numbers and strings")
+        return _exact_here(name, "its snapshot holds more than arrays, numbers and strings")
     order = {
         "make": [make.__module__, make.__qualname__],
         "config": [type(config).__module__, type(config).__qualname__],
@@ -160,7 +160,7 @@ def _elsewhere(make: Make, config: EnvConfig, trial: Trial, name: str) -> Exactn
     }
     for answer in _ask(json.dumps(order).encode()):
         if "unmade" in answer:
-            return _only_here(name, answer["unmade"])
+            return _exact_here(name, answer["unmade"])
         if "failed" in answer:
             reason = f"'{name}' cannot be restored in another process: {answer['failed']}"
             return Exactness(False, reason)
@@ -168,9 +168,9 @@ def _elsewhere(make: Make, config: EnvConfig, trial: Trial, name: str) -> Exactn
             step = _first_difference(expected, answer["after" if what else "begin"])
             if step is not None:
                 reason = (
-                    f"in another process, {what}'{name}' differs after {step} steps: it goes by "
-                    "the order of a set, by hash(), or by something else that each process has "
-                    "its own of"
+                    f"in another process, {what}'{name}' differs after {step} steps: it depends on "
+                    "the order of a set, on hash(), or on something else that differs between "
+                    "processes"
                 )
                 return Exactness(False, reason)
     return Exactness(True, f"{_EQUAL}, in this and in two fresh processes")
@@ -179,24 +179,24 @@ def _elsewhere(make: Make, config: EnvConfig, trial: Trial, name: str) -> Exactn
 _EQUAL = f"a probe of {PROBE_STEPS} steps after a restore was equal in every bit"
 
 
-def _only_here(name: str, why: str) -> Exactness:
+def _exact_here(name: str, why: str) -> Exactness:
     return Exactness(
-        True, f"{_EQUAL}, but in this process only: '{name}' cannot be tried in a fresh one ({why})"
+        True, f"{_EQUAL}, but only in this process: '{name}' cannot run in a fresh one ({why})"
     )
 
 
 def _first_difference(expected: list[str], found: list[str]) -> int | None:
-    """After how many steps two plays differ."""
+    """Number of the first step in which two plays differ; None if they are equal."""
     pairs = zip(expected, found, strict=True)
     return next((n for n, (one, two) in enumerate(pairs, 1) if one != two), None)
 
 
 def _ask(order: bytes) -> list[dict[str, Any]]:
-    """What two fresh processes answer, which run side by side."""
+    """Run two fresh processes in parallel; returns their answers."""
     path = os.pathsep.join(filter(None, sys.path))
     processes = [
         subprocess.Popen(
-            # Not `-m` alone, which would look for Etude in the current folder first.
+            # `-P`: do not import Etude from the current folder.
             [sys.executable, "-P", "-m", "etude.envs.probe"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -216,7 +216,7 @@ def _answer(process: subprocess.Popen[bytes], order: bytes) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return {"unmade": f"nothing was heard of it for {PATIENCE} s"}
+        return {"unmade": f"it did not answer within {PATIENCE} s"}
     except (OSError, ValueError):
         return {"unmade": f"the process ended with code {process.returncode}"}
 
@@ -227,20 +227,20 @@ def _found(place: list[str]) -> Any:
 
 
 def _main() -> dict[str, Any]:
-    """{"begin", "after"}: digests of the steps of a fresh process; or why there are none.
+    """Digests {"begin", "after"} of the steps in a fresh process, or the reason for none.
 
-    Run as `python -m etude.envs.probe < order > answer`, without torch, which would take most of
-    the time.
+    Run as `python -m etude.envs.probe < order > answer`, without torch, whose import would take
+    most of the time.
     """
     order = json.load(sys.stdin)
     try:
         config = _found(order["config"]).model_validate(order["fields"])
         env = _found(order["make"])(config, order["rows"])
-    except Exception as error:  # what one process has registered, another does not know
-        told = isinstance(error, EtudeError)
-        return {"unmade": str(error).rstrip(".") if told else describe_error(error)}
+    except Exception as error:  # registrations of the other process are missing here
+        own = isinstance(error, EtudeError)
+        return {"unmade": str(error).rstrip(".") if own else describe_error(error)}
     try:
-        # As in a resume: the first that happens to a new instance is that it is restored.
+        # As in a resume, the first call of a new instance is `restore`.
         after = steps_after(env, object_state.decode(order["snapshot"]))
         return {"after": after, "begin": first_steps(env)}
     except Exception as error:  # third-party code may raise anything after a restore
@@ -248,7 +248,7 @@ def _main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # An environment may print: that must not get into the answer.
+    # What an environment prints must not get into the answer.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     json.dump(_main(), answer)

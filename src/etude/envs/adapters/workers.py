@@ -353,7 +353,7 @@ def _tried(
     except MemoryError as error:
         said = f"{where}, {_doing(made)}, memory ran out: {describe_error(error)}."
         return None, partial(EtudeError, said)
-    except Exception as error:  # foreign code may fail in any way
+    except Exception as error:  # third-party code may raise anything
         return None, partial(EtudeError, f"{where}: {describe_error(error)}.")
 
 

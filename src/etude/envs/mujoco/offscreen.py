@@ -150,7 +150,7 @@ class Renderer:
         self._window.make_current()
         mujoco.mjr_render(rect, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, depth, rect, self._context)
-        # Where nothing was drawn there is neither near nor far, and MuJoCo leaves it black.
+        # MuJoCo leaves the background black: it has no depth.
         pixels[(depth <= 0.0) | (depth >= 1.0)] = _SKY
         return pixels[::-1]
 

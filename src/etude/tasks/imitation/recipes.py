@@ -14,7 +14,7 @@ from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
 NUM_CLIPS = 15
-"""Clips that come with pybullet."""
+"""Number of clips that come with pybullet."""
 
 
 def imitate_walk() -> Recipe:
@@ -41,7 +41,7 @@ def imitate_walk() -> Recipe:
 
 
 def amp_walk() -> Recipe:
-    """The same humanoid walks in the style of the clip alone, judged by a discriminator (AMP)."""
+    """A humanoid walks in the style of a clip, rewarded by a discriminator alone (AMP)."""
     return Recipe(
         name="amp-walk",
         env=ImitationConfig(
@@ -79,7 +79,7 @@ AMP_CLIPS = ("walk", "run", "jump", "kick", "punch")
 
 
 def amp_clips() -> Recipe:
-    """An LSTM policy for five clips, rewarded for tracking and style; what fails is practised."""
+    """An LSTM policy for five clips, rewarded for tracking and style, with a motion curriculum."""
     return Recipe(
         name="amp-clips",
         env=ImitationConfig(clips=AMP_CLIPS, future=(1, 4), style_window=10),
@@ -126,7 +126,7 @@ slowly with distance."""
 
 
 def imitate_backflip() -> Recipe:
-    """The same figure does backflips."""
+    """A humanoid does backflips like the person in a recorded clip."""
     return imitate_walk().replace(
         name="imitate-backflip",
         env=ACROBATIC,
@@ -161,7 +161,7 @@ def imitate_all() -> Recipe:
 
 
 def _once_each(clips: int) -> EvaluationConfig:
-    """Each clip played once, which is enough: nothing is drawn in their evaluation."""
+    """Evaluation that plays each clip once, because evaluation episodes are deterministic."""
     return EvaluationConfig(
         every="1 epoch",
         episodes=clips,

@@ -35,7 +35,7 @@ def pick_place() -> Recipe:
 
 
 def pick_place_original() -> Recipe:
-    """Pick-and-place with the PPO settings of stable-baselines3: what tuning gains over them."""
+    """Pick-and-place with the PPO settings of stable-baselines3, to compare the tuned ones with."""
     return Recipe(
         name="pick-place-original",
         env=PickPlaceConfig(max_episode_steps=50, discount=0.99),
@@ -59,7 +59,7 @@ def pick_place_original() -> Recipe:
 
 
 def pick_place_anywhere() -> Recipe:
-    """The same with the cube anywhere on the table, turned any way, and the target elsewhere."""
+    """Pick-and-place with cube and target anywhere on the table, and any yaw of the cube."""
     return Recipe(
         name="pick-place-anywhere",
         env=PickPlaceConfig.anywhere(max_episode_steps=60, discount=0.95),

@@ -1,4 +1,4 @@
-"""Pick-and-place by SAC."""
+"""Recipes of pick-and-place by SAC and RLPD."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etude.training.evaluation import EvaluationConfig
 
 
 def pick_place_sac() -> Recipe:
-    """Pick-and-place by SAC: fewer steps than by PPO, and three times the gradients."""
+    """Pick-and-place by SAC, with fewer steps than PPO and three times the gradient steps."""
     return Recipe(
         name="pick-place-sac",
         env=PickPlaceConfig(max_episode_steps=50, discount=0.95),
@@ -40,10 +40,10 @@ def pick_place_sac() -> Recipe:
 
 
 def pick_place_rlpd() -> Recipe:
-    """The same without shaped rewards, with demonstrations to replay: `--algorithm.dataset D`.
+    """Pick-and-place by RLPD without shaping, from demonstrations: `--algorithm.dataset D`.
 
-    256 gradient steps for the 256 environment steps of an iteration, 1 per step, to save time: the
-    paper takes 20, which is `--algorithm.train-batches 5120`, and learns 20 times as long.
+    One gradient step per environment step (256 per iteration) to save time. The paper takes 20,
+    which is `--algorithm.train-batches 5120` and takes 20 times as long.
     """
     return Recipe(
         name="pick-place-rlpd",

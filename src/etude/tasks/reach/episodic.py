@@ -14,7 +14,7 @@ from etude.training.evaluation import EvaluationConfig
 
 
 def episodic() -> Recipe:
-    """Reach, rewarded only when an episode is over: RRD learns what each step was worth."""
+    """Reach with a reward only at the end of an episode: RRD learns a reward per step."""
     return Recipe(
         name="episodic",
         env=ReachConfig(episodic=True),
@@ -28,8 +28,8 @@ def episodic() -> Recipe:
             capacity=200_000,
             initial_alpha=0.02,
         ),
-        # Episodes are short beside K, and some end early: the biased loss then pulls the rewards
-        # of an episode together and a policy never sees where it did well.
+        # Episodes are short relative to K, and some end early: the biased loss then makes rewards
+        # of an episode equal, which hides the good steps.
         rewards=RRDConfig.vector().replace(loss="unbiased"),
         clock=ClockConfig(total_timesteps=57_600, cycles=5, iterations=10),
         evaluation=EvaluationConfig(every="1 epoch", episodes=100, num_envs=100, envs_per_group=50),
@@ -37,9 +37,10 @@ def episodic() -> Recipe:
 
 
 def episodic_ircr() -> Recipe:
-    """What `episodic` is compared with: every step earns its episode's return (IRCR).
+    """Baseline of `episodic`: every step is rewarded with its episode's return (IRCR).
 
-    Replay, batch and target averaging are those of the method's reference implementation.
+    Replay capacity, batch size and target averaging are those of the method's reference
+    implementation.
     """
     return episodic().replace(
         name="episodic-ircr",

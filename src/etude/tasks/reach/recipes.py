@@ -34,7 +34,7 @@ def reach() -> Recipe:
 
 
 def reach_short() -> Recipe:
-    """The same arm for a few seconds, saved and tested often: a run to kill and resume."""
+    """Reach in a few seconds, with frequent saves and evaluations: a run to kill and resume."""
     return Recipe(
         name="reach-short",
         env=ReachConfig(),
@@ -56,7 +56,7 @@ def reach_short() -> Recipe:
 
 
 def reach_memory() -> Recipe:
-    """The target is shown for 5 steps and then hidden: an LSTM policy must remember it."""
+    """Reach with the target observed in the first 5 steps only, by an LSTM policy."""
     return Recipe(
         name="reach-memory",
         env=ReachConfig(shown_steps=5),
@@ -80,7 +80,8 @@ def reach_memory() -> Recipe:
 
 
 def reach_at_scale() -> Recipe:
-    """Half a million steps in one buffer, 10^10 in all: LSTM, priorities, collection ahead."""
+    """Reach with half a million steps per buffer, 10^10 in all: LSTM, priorities, collection
+    ahead."""
     return Recipe(
         name="reach-at-scale",
         env=ReachConfig(),
