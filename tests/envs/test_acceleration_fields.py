@@ -5,9 +5,9 @@ from __future__ import annotations
 import mujoco
 import numpy as np
 import pytest
-from batch_env_contract import KEY, assert_same_bits, check_contract, play, random_actions
 from mujoco.batch import DATA_FIELDS
 
+from batch_env_contract import KEY, assert_same_bits, check_contract, play, random_actions
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.envs.mujoco.env import MujocoEnv

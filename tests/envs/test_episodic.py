@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 
+from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from etude.core.abilities import AbsentAgents, Restarts, TimedPhysics, ability
 from etude.envs.adapters.gym import GymConfig
 from etude.tasks.reach.task import ReachConfig

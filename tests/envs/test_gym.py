@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from gymnasium import spaces
 
+from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from etude.core.contracts import ActionSpec, ArraySpec
 from etude.core.errors import NonFinite, UsageError
 from etude.core.trees import copy_arrays

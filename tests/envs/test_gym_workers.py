@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batch_env_contract import KEY, check_contract
 
+from batch_env_contract import KEY, check_contract
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import digest
 from etude.envs.adapters.gym import GymConfig, GymEnv

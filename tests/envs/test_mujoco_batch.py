@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_env_contract import KEY, assert_same_bits, check_contract, play, random_actions
 
+from batch_env_contract import KEY, assert_same_bits, check_contract, play, random_actions
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Streams
 from etude.core.trees import digest

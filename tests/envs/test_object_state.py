@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batch_env_contract import assert_same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batch_env_contract import assert_same_bits
 from etude.core.trees import digest
 from etude.envs.adapters.object_state import StateError, decode, encode, load, save
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batch_env_contract import KEY, check_contract, play, random_actions
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.cli.target import env_config
+from batch_env_contract import KEY, check_contract, play, random_actions
+from etude.cli.check import env_config
 from etude.core.contracts import ActionSpec, Array, ArraySpec, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key
