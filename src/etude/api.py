@@ -238,13 +238,8 @@ def with_start_checkpoint(recipe: Recipe, ranks: Ranks = ALONE) -> Recipe:
     if recipe.start_from is None:
         return recipe
     start = Path(recipe.start_from)
-<<<<<<< HEAD
     chosen = ranks.from_first(lambda: str(loading.start_path(start).resolve()))
     return recipe.model_copy(update={"start_from": chosen})
-=======
-    chosen = ranks.from_first(lambda: str(start_path(start).resolve()))
-    return recipe.replace(start_from=chosen)
->>>>>>> 0aede6e (Recipes in full or by replace of one beside them, validated; replace in the Python reference)
 
 
 def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> RunFolder:

@@ -292,7 +292,8 @@ def longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
             f"{folder.path} is already planned for {now.total.timesteps:,} steps: "
             f"--total-timesteps must be {least:,} or more, which is one more iteration."
         )
-    recipe = recipe.replace(clock__total_timesteps=total_timesteps, clock__epochs=None)
+    clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
+    recipe = recipe.model_copy(update={"clock": clock})
     return replace(run, recipe=recipe, loops=recipe.algorithm.loops(recipe, run.geometry))
 
 
@@ -307,13 +308,8 @@ def extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Sa
     clock.continue_to(loops)
     if not ranks.is_first:
         return
-<<<<<<< HEAD
     before = load(folder.recipe)  # without this resume's placement of rollouts
     longer = before.model_copy(update={"clock": run.recipe.clock})
-=======
-    before = load(folder.recipe)  # as it was asked, wherever its rollouts run this time
-    longer = before.replace(clock=run.recipe.clock)
->>>>>>> 0aede6e (Recipes in full or by replace of one beside them, validated; replace in the Python reference)
     shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
     was, now = (schedules(done / n.iterations) for n in (shorter, loops))
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]

@@ -164,14 +164,9 @@ class _Verification:
 
 
 def _train(recipe: Recipe, folder: str | None, speak: Say) -> Run:
-<<<<<<< HEAD
     """Train a bundle's recipe in this process, without logs to other programs."""
     local = recipe.with_kinds({"collector": "local"})
     local = local.model_copy(update={"logs": LogsConfig(tensorboard=False)})
-=======
-    """A run of a bundle's recipe: in this process, and with no logs that leave it."""
-    local = recipe.replace(collector__kind="local", logs=LogsConfig(tensorboard=False))
->>>>>>> 0aede6e (Recipes in full or by replace of one beside them, validated; replace in the Python reference)
     path = Path(folder) if folder else default_path(recipe.name, recipe.seed)
     if path.exists():
         if digest(Run(path).recipe) != digest(recipe):
