@@ -22,6 +22,7 @@ nightly:  ## all that ten runs of CI do, and how long each part of it takes
 	pytest -m '' --record=build/seconds.json $(WANDB) || failed=1; \
 	pytest -n 2 --dist worksteal -m '' --record=build/seconds.json --ignore $(WANDB) || failed=1; \
 	python gates/smallest.py --record=build/seconds.json || failed=1; \
+	python gates/fresh.py --check || failed=1; \
 	python tests/rotation.py build/seconds.json && [ -z "$$failed" ]
 
 # Counting slows everything: tests of speed and start-up are left out.

@@ -44,29 +44,31 @@ def about(peer: str, task: str) -> dict[str, str]:
     return {"gate": "benchmarks" if peer == "etude" else peer, "variant": task}
 
 
-def repeat(names: list[str], gates: list[str], calls: bool) -> dict[str, Any]:
-    """What `beginnings.now` has, made by today's code."""
+def repeat(names: list[str], gates: list[str], check: bool) -> dict[str, Any]:
+    """What `beginnings.now` has, made by today's code; check: only calls that it has."""
     begun: dict[str, Any] = {}
     for name in names:
         start = time.monotonic()
-        begun[name] = beginnings.begin(name, calls)
+        begun[name] = beginnings.begin(name, not check or "calls" in known(name))
         print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
-    found: dict[str, Any] = {computation(): begun} if begun else {}
     with tempfile.TemporaryDirectory() as scratch:
         outcomes = [smallest.run(gate, Path(scratch)) for gate in gates]
-    return found | {"gates": {outcome.gate: outcome.fault for outcome in outcomes}}
+    return {computation(): begun, "gates": {each.gate: each.fault for each in outcomes}}
+
+
+def known(name: str) -> beginnings.Fingerprint:
+    """What now.json has of a beginning on a machine like this; empty where it has nothing."""
+    found: beginnings.Fingerprint = now().get(computation(), {}).get(name, {})
+    return found
 
 
 def changed(found: dict[str, Any]) -> list[str]:
     """Where today's first iterations are others than those in now.json, and how."""
     lines = []
-    for name, today in found.get(computation(), {}).items():
-        known = now().get(computation(), {}).get(name)
-        if known is None:
-            lines.append(f"{name}: not in {NOW.name}")
-            continue
-        why = difference(known, today) or ("calls" in today and slower(known, today))
-        lines += [f"{name}: {why}"] if why else []
+    for name, today in found[computation()].items():
+        if before := known(name):
+            why = difference(before, today) or ("calls" in before and slower(before, today))
+            lines += [f"{name}: {why}"] if why else []
     return lines
 
 
@@ -94,11 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", help="beginnings and gates")
     parser.add_argument("--part", default="all", help=rotation.HELP)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--bits", action="store_true", help="count no calls")
     options = parser.parse_args(arguments)
     results = load()
     kinds = [(r["gate"], r["variant"]) for r in [*results.values(), *benchmarks()]]
-    begun = {name for kind in kinds for name in begins_of(*kind)}
+    begun = {name for kind in kinds for name in begins_of(*kind) if can_begin(name)}
     rest = {gate for gate, variant in kinds if not begins_of(gate, variant)}
     parts, wanted = rotation.chosen(options.part), rotation.Parts({})
     names, gates = (
@@ -107,18 +108,19 @@ def main(arguments: list[str] | None = None) -> int:
             for name in sorted(found)
             if (not options.only or name in options.only) and wanted[name] in parts
         ]
-        for found in (filter(can_begin, begun), rest)
+        for found in (begun, rest)
     )
+    if options.check:
+        names, gates = list(filter(known, names)), []
     if options.check and computation() not in now():
         print(f"not comparable here: this machine rounds unlike those of gates/{NOW.name}")
         return 0
     begin = time.monotonic()
-    found = repeat(names, [] if options.check else gates, not options.bits)
+    found = repeat(names, gates, options.check)
     differences = changed(found)
-    print("\n".join(differences))
     if not options.check:
         write(found)
-    print("\n".join(["To be measured again:", *stale(results)]))
+    print("\n".join(["Changed:", *differences, "To be measured again:", *stale(results)]))
     print(f"{len(names)} beginnings in {time.monotonic() - begin:.0f} s")
     return 1 if options.check and differences else 0
 

@@ -137,6 +137,21 @@ def test_the_check_of_another_machine_compares_nothing(
     assert "not comparable here" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("today", "code"), [("1", 0), ("2", 1)])
+def test_the_check_fails_where_first_iterations_have_changed(
+    today: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fresh, "computation", lambda: "here")
+    known = {"here": {"reach": {"bits": {"policy a": "1"}}}}
+    monkeypatch.setattr(fresh, "now", lambda: known)
+    begun = {"bits": {"policy a": today}}
+    monkeypatch.setattr(beginnings, "begin", lambda name, calls: begun)
+    assert fresh.main(["--check", "--only", "reach", "walk-go1"]) == code
+    said = capsys.readouterr().out
+    assert ("reach: 1 arrays of the policy differ" in said) == bool(code)
+    assert "1 beginnings in" in said
+
+
 def test_every_beginning_is_of_a_result() -> None:
     """And names of results that train are those of beginnings."""
     assert {*beginnings.OF} <= {path.stem for path in (GATES / "results").glob("*.json")}
