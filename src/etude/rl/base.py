@@ -1,4 +1,4 @@
-"""What all algorithms share: the policy they train, and the gradient step.
+"""The common base of all algorithms: the policy they train, and the gradient step.
 
 A gradient step, top to bottom:
 
@@ -32,7 +32,7 @@ from etude.models.policies import BasePolicy, Features
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 Finding = tuple[str, Mapping[str, Any]]
-"""What is not finite in a shard, "" if everything is; and its arrays, to reproduce the failure."""
+"""The non-finite value in a shard, "" without any; and its arrays, to reproduce the failure."""
 BETA1, BETA2 = 0.9, 0.999
 FUSED = getattr(torch, "_fused_adam_", None)
 """Torch's fused Adam, a private name; None if torch has none: public operations replace it."""

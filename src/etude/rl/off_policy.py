@@ -1,4 +1,4 @@
-"""What off-policy algorithms (SAC, TD3, IQL, RLPD) share: replay, warm-up, shards, gradient steps.
+"""The base of off-policy algorithms (SAC, TD3, IQL, RLPD): replay, warm-up, shards, gradient steps.
 
 An iteration, top to bottom:
 

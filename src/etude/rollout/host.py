@@ -72,7 +72,7 @@ class Failure:
     text: str
     trace: str
     where: str | None = None
-    """Of a `NonFinite`: the name of what is not finite."""
+    """The non-finite value that a `NonFinite` names; None for other errors."""
     arrays: Tree = field(default_factory=dict)
 
     @classmethod

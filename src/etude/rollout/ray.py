@@ -483,12 +483,12 @@ def find_address(address: str) -> str:
 
 def check_address(address: str) -> bool:
     """Raise an error for a cluster without a token, except on loopback with RAY_AUTH_MODE=disabled
-    (nobody else uses this machine). Returns whether it is on the loopback address."""
+    (a machine without other users). Returns whether it is on the loopback address."""
     at_home, mode = is_loopback(split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
     if at_home and mode == "disabled":
         return True
     if mode != "token" or is_open(split(address), LOOK_SECONDS):
-        alone = ", or RAY_AUTH_MODE=disabled if nobody else uses this machine" if at_home else ""
+        alone = ", or RAY_AUTH_MODE=disabled on a machine without other users" if at_home else ""
         raise UsageError(
             f"The Ray cluster at {address} is open to anyone who can reach it: start Ray and this "
             f"command with RAY_AUTH_MODE=token{alone} (see docs/cluster.md)."

@@ -57,7 +57,7 @@ def _summary(name: str, what: str) -> str:
 
 
 def not_above_chance(health: Health) -> Warning | None:
-    """Warn if the last evaluation, late in a run, is no better than a constant reward."""
+    """Warn if the last evaluation, late in a run, is not above chance."""
     last = next((row for row in reversed(health.rows) if PAIRS in row or PROGRESS in row), {})
     name = PROGRESS if PROGRESS in last else PAIRS
     if health.progress < 0.5 or last.get(name + LOW, math.inf) > CHANCE:

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES = 25, 100
 """Batches per line of `logs.losses batches`."""
 FAULTS = (Exception, SystemExit)
-"""What a log may raise without ending the run; an interrupt is not one of them."""
+"""Exceptions of a log that do not end the run; an interrupt is not one of them."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 """Seconds from a failure of a log until it is begun again, doubled after each failure."""
 P = ParamSpec("P")
