@@ -34,7 +34,7 @@ def test_the_verdict(returns: np.ndarray, enough: bool) -> None:
         ([1.0] * 5, [3] * 5, "Every return is 1"),
         ([0.0, 0.0], [1, 2], "Add successes"),
         ([5e6, 5e6 + 1], [1, 1], "learns nothing"),
-        ([2.0, 4.0], [4, 8], "gives 0.5 per step, whatever is done"),
+        ([2.0, 4.0], [4, 8], "gives 0.5 per step, independent of the actions"),
         ([0.0, 1.0, 1.0], [5, 5, 5], "something to learn"),
         ([0.0] + [1.0] * 99, [5] * 100, "99% of them are 1"),
     ],

@@ -191,7 +191,7 @@ def test_damage_is_named(bowls: Path, tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["merge", "a", "b"], "etude data merge DATASETS... OUT"),
-        (["merge", "a", "b", "c"], "a is no dataset of Etude: check the path"),
+        (["merge", "a", "b", "c"], "a is not a dataset of Etude: check the path"),
         (["filter", "bowls.hdf5", "c"], "import it first"),
         (["filter", "bowls", "bowls"], "exists already"),
         (["clip", "bowls", "c", "--start", "40"], "they have 8 to 14 steps"),

@@ -28,10 +28,9 @@ from etude.core.trees import Tree, digest
 from etude.data.editing import take, write
 from etude.data.store import log as log_module
 from etude.data.store.episodes import DamagedStore, EpisodeStore
-from etude.data.store.log import StoreFault
 from etude.runs import checkpoint
 from etude.runs.documents import encode_sealed
-from etude.runs.files import Disk
+from etude.runs.files import Disk, DiskFault
 from faults.changed_data import WAYS, Mapped
 
 LANES, LONGEST, STEPS = 3, 6, 5
@@ -239,7 +238,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, truth: dict[int, str]) -
         run(store, lanes, 8)
         state = store.state_dict()
         disk.left = space
-        with pytest.raises(StoreFault, match=r"write .*\.bin: No space left"):
+        with pytest.raises(DiskFault, match=r"write .*\.bin: the disk is full"):
             run(store, lanes, 9)
         with pytest.raises(EtudeError, match="no state to save"):
             store.state_dict()
@@ -386,7 +385,9 @@ def test_a_file_that_is_cut_while_it_is_mapped_is_named(tmp_path: Path) -> None:
     os.truncate(path, 0)
     out, _ = process.communicate("\n")
     assert process.returncode == 0
-    assert out.startswith(f"DamagedStore {path} was cut while it was in use (it holds episodes 0 ")
+    assert out.startswith(
+        f"DamagedStore {path} was truncated while it was in use (it has episodes 0 "
+    )
 
 
 def test_a_damaged_dataset_is_found(tmp_path: Path) -> None:

@@ -238,5 +238,5 @@ def test_no_file_is_taken_for_the_folder(
 ) -> None:
     paths = write_libero(tmp_path / "files")
     said = refusal(capsys, "data", "import", *paths)
-    assert "is a file: the folder to make is named last" in said
+    assert "is a file: name the folder to make last" in said
     assert paths[-1].stat().st_size > 0

@@ -28,7 +28,7 @@ from etude.data.importing import (
     remove,
     validate_store,
 )
-from etude.data.sentences import shown
+from etude.data.sentences import quoted
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.manifest import is_dataset, open_episodes
 from etude.evaluate.dataset import Facts, folder_size, render, source_facts, store_facts
@@ -331,7 +331,7 @@ def _embed(arguments: list[str]) -> None:
     taken.labels.embed(table)
     if lacking := sorted(set(taken.labels.tasks) - taken.labels.embeddings.keys()):
         raise UsageError(
-            f"{command.table} has no vector for {shown(lacking)}, which are tasks of "
+            f"{command.table} has no vector for {quoted(lacking)}, which are tasks of "
             f"{command.path}: add them."
         )
     _edited(command, taken, Path(command.out), f"embeddings of {command.table} added to")

@@ -1,4 +1,4 @@
-"""Whether the returns of a dataset can teach a reward, and clips that help where they cannot."""
+"""Contrast of the returns in a dataset, which reward learning needs, and clips that add some."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from etude.core.keys import Key
 
 Array = np.ndarray[Any, Any]
 SAME = 1e-6
-"""Spreads below this part of the largest number are rounding."""
+"""Standard deviations below this share of the largest number are rounding errors."""
 SHORTEST = 0.1
-"""Share of an episode that a clip of it has at least, and lacks at least."""
+"""Smallest share of an episode that a clip has, and smallest share that it lacks."""
 _NOTHING = "a return decomposition learns nothing from this"
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Whether returns differ: where they do not, a return decomposition learns nothing."""
+    """Whether returns differ enough for a return decomposition to learn from."""
 
     enough: bool
     reason: str
-    """What was found, as part of a sentence."""
+    """The reason as part of a sentence."""
     sentence: str
-    """The same as a whole one, with what to do about it."""
+    """The reason as a whole sentence, with advice."""
 
 
 def contrast(returns: Array, lengths: Array) -> Contrast:
-    """The verdict on returns [episodes] and lengths [episodes].
+    """Judge returns [episodes] and lengths [episodes].
 
-    Not enough if the returns are all the same, or R / T is. The latter is plain: the constant
-    r = R / T solves the loss. So does r = R / T where every return is R and lengths differ. This
-    looks like a signal, since the targets differ, but all it can teach is how long an episode
-    lasts: within an episode the reward is constant, its running sum is the share of time gone
-    by, and an episode that dawdled earns in the end as much as one that went straight. Which
-    steps made the difference cannot be told from episodes between which there is none.
+    There is not enough contrast if all returns R or all R / T are equal. If all R / T are equal,
+    the constant reward r = R / T solves the loss. If all returns are equal and lengths T differ,
+    r = R / T solves it too: the reward is constant within an episode and only depends on its
+    length, so a slow episode earns as much as a fast one, and no step is better than another.
     """
     returns = np.asarray(returns, np.float64)
     if not returns.size:
@@ -53,7 +51,7 @@ def contrast(returns: Array, lengths: Array) -> Contrast:
         reason = f"all {len(returns):,} returns are {value:.6g}"
         return Contrast(False, reason, f"Every return is {value:g}: {_NOTHING}. {advice}")
     if _spread(per_step) < SAME:
-        each = f"{float(per_step.mean()):.6g} per step, whatever is done"
+        each = f"{float(per_step.mean()):.6g} per step, independent of the actions"
         sentence = (
             f"Every episode gives {each}: {_NOTHING}. Add some that earn more or less in the same "
             "time, such as `etude data record` makes."
@@ -67,16 +65,16 @@ def contrast(returns: Array, lengths: Array) -> Contrast:
     if common > 0.95:
         sentence = (
             f"Returns differ, but {common:.0%} of them are {np.median(returns):g}: few episodes "
-            "carry all there is to learn. More failures would help: `etude data import "
+            "differ from the others. More failures would help: `etude data import "
             "--add-truncated N`, or --algorithm.add-truncated N when a reward is learned."
         )
     return Contrast(True, "returns differ", sentence)
 
 
 def draw_clips(lengths: Array, num: int, key: Key) -> tuple[Array, Array]:
-    """Episodes [num] int64 and how many of their first steps [num] a clip of each has.
+    """Draw clips: episodes [num] int64 and the number of first steps [num] that each clip has.
 
-    They are spread evenly over all episodes of two steps or more; without any there are none.
+    They are spread evenly over all episodes of two steps or more; if there are none, [0].
     """
     long, generator = np.flatnonzero(lengths >= 2), key.child("data", "clips").generator()
     episodes, steps = list[int](), list[int]()
@@ -91,5 +89,5 @@ def draw_clips(lengths: Array, num: int, key: Key) -> tuple[Array, Array]:
 
 
 def _spread(values: Array) -> float:
-    """Standard deviation in parts of the largest size."""
+    """Standard deviation relative to the largest absolute value."""
     return float(values.std() / max(float(np.abs(values).max()), np.finfo(np.float64).tiny))

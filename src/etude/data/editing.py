@@ -1,7 +1,7 @@
 """Datasets made of others: merged, filtered, clipped. Files are linked, and no step is copied.
 
-A dataset never changes, since runs name the one they learned from by its hash. An edit makes a new
-one beside it, which takes the room of its tables.
+A dataset never changes, since a run stores the hash of its dataset. An edit makes a new dataset,
+whose tables are all that takes disk space.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from etude.data.store.manifest import (
 from etude.runs import files
 
 _APART = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
-"""What a file system says that cannot link a file to where it should be."""
+"""Errors of file systems that cannot link a file to the new place."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Episodes of shards, not yet written down: what an edit begins and ends with."""
+    """Episodes of shards in memory, which edits take and return."""
 
     shards: list[EpisodeStore]
     table: Array
     """[episodes] of `ENTRY`."""
     labels: Labels
     about: list[dict[str, Any]]
-    """Where the datasets came from."""
+    """`about.json` of the datasets."""
     notes: tuple[str, ...] = ()
 
     def only(self, numbers: Array) -> Taken:
-        """Some of the episodes [n], each in the group of what it was cut from."""
+        """Some of the episodes, `numbers` [n], each in the group of the episode it was cut from."""
         table, labels = self.table[numbers], Labels()
         groups = np.stack([table["shard"], self._sources(table)])
         _, first, place = np.unique(groups, axis=1, return_index=True, return_inverse=True)
@@ -64,7 +64,7 @@ class Taken:
         return replace(self, table=table, labels=labels)
 
     def _sources(self, table: Array) -> Array:
-        """[episodes]: which episode of its shard each entry shares steps with."""
+        """[episodes]: the episode of its shard with which each entry shares steps."""
         sources: Array = np.zeros(len(table), np.int64)
         for s, shard in enumerate(self.shards):
             rows = table["shard"] == s
@@ -73,7 +73,7 @@ class Taken:
 
     @property
     def whole(self) -> Array:
-        """[episodes] int64: steps of the episodes in the shards."""
+        """[episodes] int64: steps of the whole episodes in the shards."""
         lengths: Array = np.zeros(len(self.table), np.int64)
         for s, shard in enumerate(self.shards):
             rows = self.table["shard"] == s
@@ -82,7 +82,7 @@ class Taken:
 
 
 def take(paths: Sequence[Path]) -> Taken:
-    """All episodes of some datasets, one after the other; what several share comes once."""
+    """All episodes of some datasets, one after the other; shared episodes are taken once."""
     shards: dict[str, EpisodeStore] = {}
     tables, labels, about = [], Labels(), []
     for path in paths:
@@ -95,7 +95,9 @@ def take(paths: Sequence[Path]) -> Taken:
         labels.extend(data.labels, numbers, [len(labels) + n for n in numbers])
         about.append({"path": str(path), **read_about(path)})
     table = np.concatenate(tables)
-    shared_geometry([shard.geometry for shard in shards.values()], 1)  # refuses what cannot be one
+    shared_geometry(
+        [shard.geometry for shard in shards.values()], 1
+    )  # refuses datasets that share too little
     keys = np.stack([table[name] for name in ("shard", "episode", "start", "length")])
     _, first = np.unique(keys, axis=1, return_index=True)
     gone = len(table) - len(first)
@@ -105,14 +107,14 @@ def take(paths: Sequence[Path]) -> Taken:
 
 
 def _place(shards: dict[str, EpisodeStore], shard: EpisodeStore) -> int:
-    """Which shard this is; the same one may be there from another dataset."""
+    """The number of a shard, which another dataset may have too."""
     shards.setdefault(shard.seal_sha256, shard)
     return list(shards).index(shard.seal_sha256)
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which episodes are kept: those that meet everything that is asked."""
+    """Conditions on episodes, all of which must be met."""
 
     task: str | None = None
     """A pattern like *drawer* for the sentence of the task."""
@@ -125,10 +127,10 @@ class Filter:
     min_steps: int | None = None
     max_steps: int | None = None
     episodes: int | None = None
-    """At most so many, the first ones."""
+    """Largest number of episodes, the first ones."""
 
     def chosen(self, taken: Taken) -> Array:
-        """Numbers of the episodes that are kept, ascending int64."""
+        """Numbers of the episodes that meet the conditions, ascending int64."""
         labels, table = taken.labels, taken.table
         kept: Array = np.ones(len(table), bool)
         for pattern, values in (
@@ -152,29 +154,29 @@ class Filter:
 
 
 def keep(taken: Taken, wanted: Filter) -> Taken:
-    """The episodes that a filter keeps."""
+    """Keep the episodes that meet the conditions of a filter."""
     numbers = wanted.chosen(taken)
     if not len(numbers):
         tasks = list(dict.fromkeys(taken.labels.tasks))[:3]
         some = f" (tasks are {'; '.join(map(repr, tasks))})" if wanted.task else ""
         raise UsageError(
-            f"None of the {len(taken.table):,} episodes is like that{some}: ask for less, or see "
-            "`etude data inspect`."
+            f"None of {len(taken.table):,} episodes meets these conditions{some}: relax them, or "
+            "see `etude data inspect`."
         )
     return taken.only(numbers)
 
 
 def clip(taken: Taken, start: int = 0, stop: int | None = None) -> Taken:
-    """Steps `start` to `stop` of every episode, as in a slice of Python: negative ones count from
-    the end. Episodes in which nothing is left are dropped."""
+    """Keep steps `start` to `stop` of every episode, as in a slice of Python: negative numbers
+    count from the end. Empty episodes are dropped."""
     lengths = taken.table["length"]
     first = np.clip(start if start >= 0 else lengths + start, 0, lengths)
     last = lengths if stop is None else np.clip(stop if stop >= 0 else lengths + stop, 0, lengths)
     numbers = np.flatnonzero(last > first)
     if not len(numbers):
         raise UsageError(
-            f"No step of any episode is left: they have {lengths.min():,} to {lengths.max():,} "
-            "steps; choose another --start or --stop."
+            f"No episode has a step in this range: they have {lengths.min():,} to "
+            f"{lengths.max():,} steps; choose another --start or --stop."
         )
     cut = taken.only(numbers)
     first, last = first[numbers], last[numbers]
@@ -182,14 +184,14 @@ def clip(taken: Taken, start: int = 0, stop: int | None = None) -> Taken:
     for i in changed.tolist():
         _cut(cut, i, int(first[i]), int(last[i]))
     said = f"[{start}:{'' if stop is None else stop}]"
-    notes = [f"{len(changed):,} of {len(numbers):,} episodes were cut to their steps {said}."]
+    notes = [f"{len(changed):,} of {len(numbers):,} episodes were clipped to their steps {said}."]
     if gone := len(lengths) - len(numbers):
         notes.append(f"{gone:,} episodes have no such step and were left out.")
     return replace(cut, notes=(*taken.notes, *notes))
 
 
 def _cut(taken: Taken, i: int, first: int, last: int) -> None:
-    """Give entry `i` its steps `first` to `last` alone."""
+    """Reduce entry `i` to its steps `first` to `last`."""
     entry, labels = taken.table[i], taken.labels
     shard, length = taken.shards[int(entry["shard"])], int(entry["length"])
     offsets = np.arange(length) + int(entry["start"])
@@ -203,9 +205,9 @@ def _cut(taken: Taken, i: int, first: int, last: int) -> None:
 
 
 def write(taken: Taken, out: Path, said: str) -> Dataset:
-    """A dataset of these episodes in a new folder: whole, or not there at all.
+    """Write a dataset of these episodes to a new folder, atomically.
 
-    said: what was done, for people.
+    said: a description of the edit, for people.
     """
     with made_whole(out) as folder:
         _fill(folder, taken, said)
@@ -237,7 +239,7 @@ def _fill(folder: Path, taken: Taken, said: str) -> None:
 
 
 def _link(shard: Path, folder: Path) -> None:
-    """The files of a sealed store in another folder."""
+    """Link the files of a sealed store to another folder."""
     files.new_folder(folder)
     for file in sorted(shard.iterdir()):
         if file.suffix not in (".json", ".bin") or file.name == ABOUT or file.is_symlink():
@@ -249,13 +251,13 @@ def _link(shard: Path, folder: Path) -> None:
                 raise
             if shard.stat().st_dev == folder.stat().st_dev and error.errno != errno.EMLINK:
                 raise UsageError(
-                    f"{folder.parent.parent.parent} is on a file system without hard links, by "
-                    "which datasets share their files: copy the old dataset to one that has them, "
+                    f"{folder.parent.parent.parent} is on a file system without hard links, which "
+                    "datasets use to share files: copy the old dataset to another file system, "
                     "and make the new one there."
                 ) from error
             raise UsageError(
                 f"{shard} cannot be linked to {folder.parent.parent.parent}: make the new dataset "
-                "on the same file system, where it takes no room, or copy the old one there first."
+                "on the same file system, where it takes no space, or copy the old one there first."
             ) from error
     files.fsync_folder(folder)
 
@@ -264,14 +266,14 @@ _MOST_BYTES = 1 << 30
 
 
 def read_embeddings(path: Path) -> dict[str, list[float]]:
-    """{sentence: vector}, float32 numbers, of a file.
+    """Read {sentence: vector} of float32 numbers from a file.
 
     npz: arrays "sentences" [n] and "vectors" [n, size]. csv: a sentence, then its numbers, in every
     row; a first row without numbers is a heading. parquet: columns "sentence" and "vector".
     """
     readers = {".npz": _from_npz, ".csv": _from_csv, ".parquet": _from_parquet}
     if path.suffix not in readers:
-        raise UsageError(f"{path} is no table of embeddings: give a .npz, .csv or .parquet file.")
+        raise UsageError(f"{path} is not a table of embeddings (.npz, .csv or .parquet).")
     if not path.is_file():
         raise UsageError(f"There is no file {path}; check the path.")
     if path.stat().st_size > _MOST_BYTES:
@@ -286,7 +288,7 @@ def read_embeddings(path: Path) -> dict[str, list[float]]:
 
 def _checked(sentences: list[str], vectors: Array) -> dict[str, list[float]]:
     if vectors.ndim != 2 or len(vectors) != len(sentences) or not len(sentences):
-        raise ValueError("it does not have one vector for every sentence, all of one size")
+        raise ValueError("it does not have one vector of the same size for every sentence")
     if not 1 <= vectors.shape[1] <= MOST_NUMBERS or not np.isfinite(vectors).all():
         raise ValueError(f"vectors are 1 to {MOST_NUMBERS:,} finite numbers")
     if len(set(sentences)) < len(sentences):

@@ -40,15 +40,15 @@ from etude.runs.lock import AlreadyLocked, FolderLock
 
 _MOST_ABOUT = 1 << 28
 ABOUT = "about.json"
-"""Where a dataset's files came from, for people; a dataset is whole without it."""
+"""Where a dataset's files came from, for people; the program does not need it."""
 PROGRESS = "import.json"
-"""How far an import is; gone when it is finished."""
+"""Progress of an import; deleted when it is finished."""
 _OWN = re.compile(
     r"[a-z]+-[0-9]{12,}\.bin|(\.tmp-)?(store|sealed|labels|about|import)\.json(-[0-9]+)?"
 )
-"""Names of files that an import writes; others in its folder are somebody's."""
+"""Names of files that an import writes; other files in its folder are never deleted."""
 SAVE_SECONDS = 5.0
-"""Seconds of an import that a kill may cost."""
+"""Seconds of an import that a kill may lose."""
 _FLAGS = {
     "rewards": ArraySpec((), "float32"),
     "terminated": ArraySpec((), "bool"),
@@ -56,16 +56,16 @@ _FLAGS = {
 }
 
 Pictures = Literal["raw", "png", "jpeg"]
-"""How pictures are kept: as they are, or compressed without or with a little loss."""
+"""How pictures are stored: as bytes, or compressed without or with a little loss."""
 Tick = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
+"""Called with (steps done, all steps)."""
 
 
 @contextmanager
 def new_store(
     path: Path, fields: dict[str, ArraySpec], max_steps: int, pictures: Pictures = "raw"
 ) -> Iterator[EpisodeStore]:
-    """A store of whole episodes in a new folder; it is removed again where something fails.
+    """A store of whole episodes in a new folder, which is removed on failure.
 
     fields: observations as "obs/<name>", and "actions".
     """
@@ -92,16 +92,16 @@ def _geometry(fields: dict[str, ArraySpec], max_steps: int, pictures: Pictures) 
 
 
 def check_new(path: Path) -> None:
-    """Refuse a folder to make that is there already."""
+    """Refuse a new folder that exists already."""
     if path.is_dir():
         raise UsageError(f"{path} exists already; choose another folder, or delete it first.")
     if os.path.lexists(path):
-        raise UsageError(f"{path} is a file: the folder to make is named last.")
+        raise UsageError(f"{path} is a file: name the folder to make last.")
 
 
 @contextmanager
 def made_whole(out: Path) -> Iterator[Path]:
-    """A folder beside a new one, which becomes the new one at the end, or is removed on failure."""
+    """Make a folder beside `out`; it is renamed to `out` at the end, or removed on failure."""
     check_new(out)
     beside = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
     files.make_folder(beside.parent)
@@ -116,13 +116,13 @@ def made_whole(out: Path) -> Iterator[Path]:
 
 
 def finish(store: EpisodeStore, about: dict[str, Any], labels: Labels) -> EpisodeStore:
-    """Seal a store with what is known of its episodes, and say beside it where they are from."""
+    """Seal a store with the labels of its episodes; about: where they are from."""
     files.replace_file(store.path / ABOUT, [json.dumps(about, indent=1).encode()])
     return store.seal(labels)
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What `about.json` in a store's folder says, {} without one."""
+    """Read `about.json` in a dataset's folder; {} without one."""
     about = path / ABOUT
     if not about.is_file() or about.is_symlink() or about.stat().st_size > _MOST_ABOUT:
         return {}
@@ -155,9 +155,9 @@ def import_dataset(
     summaries = [scan(path, options, limits, kind) for path in paths]
     shared, left_out = shared_fields(summaries, options.obs)
     lengths = np.concatenate([summary.lengths for summary in summaries])
-    ends: list[list[int]] = [[] for _ in lengths]  # of the clips of each episode
+    ends: list[list[int]] = [[] for _ in lengths]  # lengths of the clips of each episode
     if add_truncated and (lengths < 2).all():
-        raise UsageError("No episode is long enough to be cut; leave out --add-truncated.")
+        raise UsageError("No episode is long enough to be clipped; leave out --add-truncated.")
     for number, end in zip(*draw_clips(lengths, add_truncated, Key(seed)), strict=True):
         ends[number].append(int(end))
     fields = {
@@ -167,7 +167,7 @@ def import_dataset(
     notes = notes_of([e for summary in summaries for e in summary.episodes], options)
     if left_out:
         names = ", ".join(f"'{name}'" for name in left_out)
-        notes.append(f"Not every episode has {names} in the same size: that is left out.")
+        notes.append(f"Not every episode has {names} in the same size: left out.")
     if add_truncated:
         notes.append(
             f"{add_truncated:,} clips that end before their episode does are added, with the "
@@ -192,7 +192,7 @@ def import_dataset(
             read = partial(open_dataset, job="read", options=chosen, limits=limits, kind=kind)
             labels = _fill(store, summaries, read, ends, wanted, tick)
             done = finish(store, about, labels)
-        except (DataError, UsageError):  # the same would happen again
+        except (DataError, UsageError):  # would happen again
             store.close()
             remove(out)
             raise
@@ -208,9 +208,9 @@ def _fill(
     wanted: str,
     tick: Tick,
 ) -> Labels:
-    """Append every episode and its clips, from where an earlier import was; their labels.
+    """Append every episode and its clips, from where an earlier import stopped; their labels.
 
-    read: opens a file. ends: of the clips of each episode. wanted: the hash of what is imported.
+    read: opens a file. ends: lengths of each episode's clips. wanted: the hash of the import.
     """
     labels, clips, total = Labels(), iter(ends), sum(int(s.lengths.sum()) for s in summaries)
     skip, saved = _go_on(store), time.monotonic()
@@ -245,7 +245,7 @@ def _fill(
 
 
 def _hash_of(summaries: Sequence[Summary], options: dict[str, Any]) -> str:
-    """What is imported, and how, in one number; files that were changed have another."""
+    """The hash of an import: files, sizes, times, episodes and options."""
     sha = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for summary in summaries:
         file = summary.path.stat()
@@ -257,20 +257,20 @@ def _hash_of(summaries: Sequence[Summary], options: dict[str, Any]) -> str:
 
 
 def remove(out: Path) -> None:
-    """Delete what an import has written to a folder, and the folder if nothing else is in it."""
+    """Delete the files of an import, and the folder if nothing else is in it."""
     files.remove_files(out, [*filter(_OWN.fullmatch, sorted(os.listdir(out)))])
 
 
 def is_unfinished(out: Path) -> bool:
-    """Whether a folder holds an import that was broken off and can go on."""
+    """Whether a folder has an unfinished import, which can be continued."""
     return os.path.lexists(out / PROGRESS) and not os.path.lexists(out / SEAL)
 
 
 @contextmanager
 def _unfinished(out: Path, wanted: str) -> Iterator[None]:
-    """The folder of an import, new or broken off, for this process alone.
+    """Lock the folder of a new or unfinished import for this process; another import is refused.
 
-    It is there with the note of what is imported, or not at all. Another import is refused.
+    The folder is created together with the file that has the hash of the import.
     """
     if not is_unfinished(out):
         with made_whole(out) as folder:
@@ -291,7 +291,7 @@ def _unfinished(out: Path, wanted: str) -> Iterator[None]:
 
 
 def _save(store: EpisodeStore, episodes: int, wanted: str) -> None:
-    """Note how far an import is; everything it names is on the disk first."""
+    """Write the progress of an import; `state_dict` flushes the episodes first."""
     state = store.state_dict()
     logs = {name: state[name] for name in store.log_names}
     document = {"of": wanted, "episodes": episodes, "logs": logs}
@@ -299,11 +299,11 @@ def _save(store: EpisodeStore, episodes: int, wanted: str) -> None:
 
 
 def _go_on(store: EpisodeStore) -> int:
-    """Cut a store back to what was noted; how many episodes of the files it has then."""
+    """Truncate a store to the recorded progress; returns its number of the files' episodes."""
     document = read_json(store.path / PROGRESS)
     if "logs" not in document:
         return 0
-    store.verify = False  # whoever reads a block later checks its hash
+    store.verify = False  # hashes are checked when a block is read
     steps = document["logs"]["steps"]["count"]
     opened = {"open_starts": [steps], "open_returns": [0.0], "ahead": {}}
     store.load_state_dict({**document["logs"], **opened})
@@ -311,7 +311,7 @@ def _go_on(store: EpisodeStore) -> int:
 
 
 def _append(store: EpisodeStore, episode: Episode, ends: list[int]) -> None:
-    """An episode, then its clips: its first steps, up to each of the `ends`."""
+    """Append an episode and its clips, each the first steps up to one of `ends`."""
     rewards = episode.rewards
     store.append_episode(episode.obs, episode.actions, rewards, episode.terminated)
     for end in ends:
@@ -322,7 +322,7 @@ def _append(store: EpisodeStore, episode: Episode, ends: list[int]) -> None:
 def _label(
     labels: Labels, known: Described, prefix: str, task: str, rewards: Array, ends: list[int]
 ) -> None:
-    """What is known of an episode and of its clips."""
+    """Add the labels of an episode and of its clips."""
     number, name = len(labels), prefix + known.name
     labels.add(name, "whole", None, known.success, known.rewarded, task)
     for end in ends:
@@ -331,8 +331,8 @@ def _label(
 
 
 def success_of_clip(success: bool | None, rewards: Array, end: int) -> bool | None:
-    """Whether the first `end` steps of an episode succeeded: they fail where the episode does, or
-    is rewarded only later; else nobody knows."""
+    """Whether the first `end` steps of an episode succeeded: False if the episode failed or is
+    rewarded only later; otherwise unknown."""
     fails = success is False or bool(success and rewards[end:].any() and not rewards[:end].any())
     return False if fails else None
 
@@ -379,7 +379,7 @@ def export_dataset(
 
 
 def validate_store(path: Path, tick: Tick = lambda done, total: None) -> Episodes:
-    """Read all of a store: hashes, finite numbers, flags and returns; raises at the first fault."""
+    """Check a whole dataset: hashes, finite numbers, flags, returns; raises at the first fault."""
     store = open_episodes(path)
     store.check_blocks()
     done = 0
@@ -396,7 +396,9 @@ def validate_store(path: Path, tick: Tick = lambda done, total: None) -> Episode
                 raise DataError(path, what, name)
         ends = steps.terminated | steps.truncated
         if not ends[-1] or ends[:-1].any() or (steps.terminated & steps.truncated).any():
-            raise DataError(path, "does not end once, at its last step; import it again", name)
+            raise DataError(
+                path, "does not end exactly once, at its last step; import it again", name
+            )
         if not np.isclose(steps.rewards.sum(dtype=np.float64), total, rtol=1e-5, atol=1e-5):
             raise DataError(path, "has rewards that do not add up to its return", name)
         done += len(ends)

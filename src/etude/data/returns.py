@@ -11,7 +11,7 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 
 ValueOf = Callable[[Observations, Observations], torch.Tensor]
-"""Values [k] of observations {name: [k, ...]} that were met with a recurrent state."""
+"""Maps observations {name: [k, ...]} and recurrent states to values [k]."""
 
 
 def rollout_advantages(
@@ -25,7 +25,7 @@ def rollout_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and value targets of a rollout, see `advantages_and_targets`.
 
-    rewards: [num_envs, steps] that are learned from; values: [num_envs, steps] of `rollout.obs`.
+    rewards: [num_envs, steps] to learn from; values: [num_envs, steps] of `rollout.obs`.
     """
     device = values.device
     return advantages_and_targets(
@@ -41,7 +41,7 @@ def rollout_advantages(
 
 
 def values_after(rollout: Fragment, values: torch.Tensor, value_of: ValueOf) -> torch.Tensor:
-    """[num_envs, steps]: the value of the observation that each step of a rollout led to."""
+    """[num_envs, steps]: the values of next observations of a rollout."""
     finals = rollout.finals
     at = (torch.from_numpy(x).to(values.device) for x in (finals.envs, finals.steps))
     last = value_of(rollout.last_obs, rollout.last_state)
@@ -60,21 +60,21 @@ def advantages_and_targets(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and value targets, [num_envs, steps] each: GAE, or with `weights` V-trace.
 
-    `next_values` [num_envs, steps] is V of the observation each step led to, *before* any reset:
-    on a truncated step V(final observation), elsewhere V of the next step's observation. A
-    termination makes the value of the future 0; either end stops the lambda trace.
+    `next_values` [num_envs, steps] is V of the next observation, *before* any reset: V(final
+    observation) at truncated steps, V of the next step's observation elsewhere. A termination makes
+    the value of the future 0; both ends of episodes stop the lambda trace.
 
     `weights` [num_envs, steps] are importance weights, at most 1, of the actions (see
-    `importance_weights`). They enter the value targets and all that an advantage takes from later
-    steps, but not a step's own advantage: the policy loss multiplies that by its weight, once.
-    Where all weights are 1 the result is GAE.
+    `importance_weights`). They enter the value targets and the terms of an advantage from later
+    steps, but not the step's own term: the policy loss multiplies the advantage by its weight.
+    If all weights are 1, the result is GAE.
     """
-    # In place: at half a million steps every array more is felt.
+    # In place, since each further array takes time at half a million steps.
     alive, going = _numbers(~terminated, values), _numbers(~(terminated | truncated), values)
     deltas = (gamma * next_values).mul_(alive).add_(rewards).sub_(values)
     decay = going.mul_(gamma * lam)
     corrected = torch.zeros_like(deltas[:, 0])
-    # Backwards, each TD error becoming its advantage.
+    # Backwards; each TD error is replaced by its advantage.
     for step in reversed(range(deltas.shape[1])):
         advantage = deltas[:, step].addcmul_(decay[:, step], corrected)
         corrected = advantage if weights is None else advantage * weights[:, step]
@@ -83,15 +83,15 @@ def advantages_and_targets(
 
 
 def importance_weights(log_probs: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
-    """[...] at most 1: how likely actions are under a policy over when they were collected.
+    """Probability ratios of actions under two policies, truncated at 1, [...].
 
-    log_probs: [...] under the policy that is to learn; behaviour: [...] under the one that acted.
+    log_probs: [...] under the policy that learns; behaviour: [...] under the one that acted.
     """
     return (log_probs - behaviour).exp_().clamp_(max=1.0)
 
 
 def _numbers(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """1 where the mask is true, else 0; by way of bytes, which convert far faster than bools."""
+    """1 where the mask is true, else 0; converted from bytes, which is faster than from bools."""
     return mask.view(torch.uint8).to(like.dtype)
 
 
@@ -102,10 +102,10 @@ def next_values(
     final_envs: torch.Tensor,
     final_steps: torch.Tensor,
 ) -> torch.Tensor:
-    """[num_envs, steps]: V of what each step led to.
+    """[num_envs, steps]: values of the next observations.
 
-    values [num_envs, steps] of the observations acted on, last_values [num_envs] of the observation
-    after the last step, final_values [k] of the observations episodes ended on, which stand at
+    values [num_envs, steps] of the observations, last_values [num_envs] of the observation
+    after the last step, final_values [k] of the last observations of episodes, at
     (final_envs [k], final_steps [k]).
     """
     following = torch.cat([values[:, 1:], last_values.unsqueeze(1)], dim=1)
@@ -116,10 +116,9 @@ def next_values(
 def td_targets(
     rewards: torch.Tensor, next_values: torch.Tensor, terminated: torch.Tensor, discount: float
 ) -> torch.Tensor:
-    """[n] targets of Q: the reward, and unless the episode terminated the discounted next value.
+    """TD targets [n] of Q: reward + discount * next value, without the latter after a termination.
 
-    A truncated step goes on: only time ran out. With rewards that are sums over k steps and next
-    values those after k steps, the discount is gamma^k.
+    A truncated step has a next value. For sums of rewards over k steps, the discount is gamma^k.
     """
     return rewards + discount * next_values * ~terminated
 
@@ -136,13 +135,13 @@ def mean_and_spread(parts: list[torch.Tensor], ranks: Ranks) -> tuple[int, float
 
 
 def moments_of(x: torch.Tensor) -> Tree:
-    """{"count", "mean", "m2"} of all numbers in x, as such moments are merged: sums in float64."""
+    """Moments {"count", "mean", "m2"} of all numbers in x, with sums in float64."""
     x = x.double()
     mean = float(x.sum()) / max(x.numel(), 1)
     return {"count": float(x.numel()), "mean": mean, "m2": float((x - mean).square_().sum())}
 
 
 def explained_variance(errors: Tree, returns: Tree) -> float:
-    """1 - Var(returns - values) / Var(returns), of their moments; 0 where returns are equal."""
+    """1 - Var(returns - values) / Var(returns), from moments; 0 if all returns are equal."""
     total = float(returns["m2"])
     return 1.0 - float(errors["m2"]) / total if total > 0 else 0.0

@@ -23,12 +23,12 @@ Sizes = Mapping[str, int]
 Ratio = tuple[str, int, str, int]
 """(name, whole, name, part), of which the part must divide the whole."""
 _FARTHEST = 1 << 16
-"""How far from what was asked a size that works is looked for."""
+"""Largest distance at which a size that works is searched."""
 
 
 @dataclass(frozen=True)
 class SegmentGeometry:
-    """How environments, steps, segments, minibatches and shards divide; other sizes are refused."""
+    """Division into environments, steps, segments, minibatches and shards; refuses other sizes."""
 
     num_envs: int
     steps: int
@@ -94,7 +94,7 @@ _OPTIONS = {
 
 
 def _several_ways_out(sizes: Mapping[str, int]) -> str:
-    """Sizes near those given that work together; steps stay, and num_envs where it can."""
+    """Sizes near the given ones that work together; keeps steps, and num_envs if possible."""
     steps, agents = sizes["steps"], sizes["agents"]
     environments = max(sizes["num_envs"] // agents, 1)
     num_envs = environments * agents
@@ -109,7 +109,7 @@ def _several_ways_out(sizes: Mapping[str, int]) -> str:
 
 
 def step_specs(env: EnvSpec) -> dict[str, ArraySpec]:
-    """What is stored for every step: observations under "obs/<name>", then the rest."""
+    """The fields of every step: observations under "obs/<name>", then the others."""
     specs = {f"obs/{name}": spec for name, spec in env.observations.items()}
     specs["actions"] = env.action.array
     for name in ("log_probs", "rewards"):
@@ -123,13 +123,13 @@ _STEPS = ("actions", "log_probs", "rewards", "terminated", "truncated", "present
 _NAMED = {"obs": "obs/", "states": "state/", "last_obs": "last_obs/", "last_state": "last_state/"}
 """Arrays of a fragment, and dicts of arrays with the prefix of their names in a buffer."""
 ALIGNMENT = 64
-"""Bytes; and so many of anything are a multiple of it."""
+"""Alignment of arrays, in bytes."""
 
 
 def aligned(shape: tuple[int, ...], dtype: str) -> Array:
     """A zeroed array at an address of 64 bytes.
 
-    Matrix kernels may round differently at other alignments, and numpy promises only 16.
+    Matrix kernels may round differently at other alignments, and numpy guarantees only 16.
     """
     kind: torch.dtype = getattr(torch, dtype)
     return torch.zeros(shape, dtype=kind).numpy()
@@ -137,7 +137,7 @@ def aligned(shape: tuple[int, ...], dtype: str) -> Array:
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """What a buffer holds: [num_envs, steps] of steps, and a policy's state per segment.
+    """Arrays of a buffer: [num_envs, steps] of steps, and a policy's state per segment.
 
     states: recurrent state of one environment, {} for a memoryless policy.
     """
@@ -164,17 +164,17 @@ class BufferSpec:
 
     @property
     def num_bytes(self) -> int:
-        """What the buffer will allocate."""
+        """Bytes that the buffer will allocate."""
         return sum(spec.num_bytes for spec in self.shapes().values())
 
 
 class SegmentBuffer:
-    """Preallocated memory for one iteration; a group writes straight into its own part."""
+    """Preallocated memory for one iteration; each group writes directly into its part."""
 
     def __init__(self, spec: BufferSpec, envs: range | None = None) -> None:
-        """envs: those of the buffer that are needed here; all if left out.
+        """envs: the environments that are needed here; all by default.
 
-        Some before them are held as well, so that each is aligned as in a whole buffer.
+        Some before them are allocated too, so that each is aligned as in a whole buffer.
         """
         envs = range(spec.num_envs) if envs is None else envs
         self._first = envs.start - envs.start % ALIGNMENT
@@ -203,7 +203,7 @@ def _under(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
 def episode_starts(part: Fragment, horizon: int) -> Array:
     """[segments, horizon] bool: an episode begins at this step, *inside* its segment.
 
-    At a segment's first step it is not asked for: the state kept with the segment knows.
+    It is False at a segment's first step, where the recurrent state of the segment is used.
     """
     starts: Array = np.zeros(part.rewards.shape, np.bool_)
     starts[:, 1:] = (part.terminated | part.truncated)[:, :-1]
@@ -214,9 +214,9 @@ def episode_starts(part: Fragment, horizon: int) -> Array:
 
 
 def join(fragments: list[Fragment], buffer: SegmentBuffer, envs: slice) -> Fragment:
-    """Consecutive groups' fragments as one, over the environments of the buffer that they fill.
+    """Join fragments of consecutive groups into one, over the environments `envs` of the buffer.
 
-    A fragment that was written elsewhere (on another machine) is copied to its place.
+    A fragment from another machine is copied to its place in the buffer.
     """
     joined, start = buffer.part(envs), 0
     for fragment in fragments:
@@ -237,9 +237,9 @@ def join(fragments: list[Fragment], buffer: SegmentBuffer, envs: slice) -> Fragm
 
 
 def fill(part: Fragment, fragment: Fragment) -> int:
-    """Put a fragment that was written elsewhere into its place; the bytes that were copied.
+    """Copy a fragment into its place in the buffer; returns the number of bytes.
 
-    Nothing of `part` shares memory with `fragment` afterwards.
+    `part` does not share memory with `fragment` afterwards.
     """
     count = 0
     for target, source in _pairs(part, fragment):
@@ -257,7 +257,7 @@ def fill(part: Fragment, fragment: Fragment) -> int:
 
 
 def _pairs(target: Fragment, source: Fragment) -> Iterator[tuple[Array, Array]]:
-    """The arrays of two fragments that hold the same, [num_envs, ...] each."""
+    """Pairs of corresponding arrays of two fragments, [num_envs, ...] each."""
     for name in _STEPS:
         yield getattr(target, name), getattr(source, name)
     for name in _NAMED:
@@ -275,7 +275,7 @@ def _concatenate(parts: list[Observations]) -> Observations:
 
 
 def check_finite(fragment: Fragment, first_env: int) -> None:
-    """Refuse experience with a NaN or infinity in it, naming the first in time."""
+    """Refuse experience with a NaN or infinity, naming the first in time."""
     if fault := non_finite(fragment, first_env):
         raise fault
 
@@ -292,7 +292,7 @@ def non_finite(fragment: Fragment, first_env: int) -> NonFinite | None:
         if array.dtype.kind != "f" or np.isfinite(array.sum(dtype=np.float64)):
             continue
         where = np.argwhere(~np.isfinite(array))
-        if not len(where):  # Finite numbers whose sum is not: still no basis for an update.
+        if not len(where):  # Finite numbers whose sum is infinite cannot be learned from either.
             return NonFinite(f"the sum of all {name}s of an iteration (values too large)")
         envs, steps = where[:, 0], where[:, 1] if where.shape[1] > 1 else where[:, 0]
         if name.startswith("final"):
@@ -319,8 +319,8 @@ def check_division(
 ) -> None:
     """Raise `UsageError` at the first part that does not divide its whole.
 
-    ratios: called with the sizes as attributes. options: what a person calls the sizes that may be
-    changed. otherwise: what to say where no change of a single one is enough.
+    ratios: called with the sizes as attributes. options: command-line options of the sizes that may
+    be changed. otherwise: makes the message if no change of a single size is enough.
     """
 
     def nearest(field: str, direction: int) -> list[int]:
@@ -344,18 +344,18 @@ def check_division(
 
 
 def nearest_divisor(whole: int, part: int) -> int:
-    """The divisor of `whole` nearest to `part`, the smaller one of two; of very large ones, among
-    those that are quickly found."""
+    """The divisor of `whole` nearest to `part`, the smaller of two; for very large numbers, among
+    the divisors that are found quickly."""
     least = min(math.isqrt(whole), _FARTHEST)
     divisors = {d for i in range(1, least + 1) if whole % i == 0 for d in (i, whole // i)}
     return min(sorted(divisors), key=lambda d: abs(d - part))
 
 
 class StepWindows:
-    """For every step of a fragment [num_envs, steps] the window it led to, gathered when asked for.
+    """Next windows of every step of a fragment [num_envs, steps], gathered when they are needed.
 
-    That is the observation of the next step; where the episode ended, what it ended on (and not
-    the window of the episode that began); after the last step, what comes after it.
+    That is the observation of the next step; at the end of an episode its last observation (and
+    not the first of the next episode); at the last step the observation after it.
     """
 
     def __init__(self, part: Fragment, name: str) -> None:
@@ -367,7 +367,7 @@ class StepWindows:
         self._final_of[part.finals.envs, part.finals.steps] = np.arange(len(part.finals.envs))
 
     def at(self, envs: Array, steps: Array) -> Array:
-        """[n, frames, features], a copy: what the steps (envs [n], steps [n]) led to."""
+        """[n, frames, features]: a copy of the next windows of the steps (envs [n], steps [n])."""
         end = self.shape[1] - 1
         windows: Array = self._obs[envs, np.minimum(steps + 1, end)]
         after = steps == end
@@ -378,37 +378,36 @@ class StepWindows:
         return windows
 
     def draw(self, generator: np.random.Generator, num: int) -> Array:
-        """`num` of them, each step as likely as any other, with replacement."""
+        """Draw `num` next windows, uniformly and with replacement."""
         chosen = generator.integers(0, self.shape[0] * self.shape[1], num)
         return self.at(*np.divmod(chosen, self.shape[1]))
 
 
 class WindowRing:
-    """The last `capacity` windows it was given.
+    """A ring buffer of the last `capacity` windows.
 
-    Its array has its full size from the start, so a checkpoint's size is known and does not
-    drift.
+    Its array has its full size from the start, so that the size of a checkpoint is constant.
     """
 
     def __init__(
         self, capacity: int, window: tuple[int, int], device: torch.device | None = None
     ) -> None:
-        """On the meta device it is only planned."""
+        """device: "meta" to plan the size alone."""
         self.windows = torch.zeros((capacity, *window), device=device)
         self.count = 0
-        """Windows given so far."""
+        """Windows added so far."""
 
     def __len__(self) -> int:
         return min(self.count, len(self.windows))
 
     def add(self, windows: Array) -> None:
-        """[n, frames, features], n at most the capacity: they replace the oldest."""
+        """Replace the oldest windows by [n, frames, features]; n is at most the capacity."""
         places = (self.count + np.arange(len(windows))) % len(self.windows)
         self.windows.numpy()[places] = windows
         self.count += len(windows)
 
     def draw(self, generator: np.random.Generator, num: int) -> Array:
-        """`num` of those held, each as likely as any other, with replacement."""
+        """Draw `num` windows, uniformly and with replacement."""
         drawn: Array = self.windows.numpy()[generator.integers(0, len(self), num)]
         return drawn
 

@@ -1,4 +1,4 @@
-"""What is known of a dataset, as text for people and as JSON for programs."""
+"""Descriptions of datasets, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from etude.data.store.manifest import Episodes
 
 Facts = dict[str, Any]
 _SHOWN = 3
-"""Tasks that are named; there may be hundreds."""
+"""Tasks in the text; there may be hundreds."""
 
 
 def source_facts(summary: Summary) -> Facts:
-    """What a file of another system holds."""
+    """Facts of a file of another system."""
     fields = summary.fields
     actions = fields.pop("actions")
     unrewarded = sum(not episode.rewarded for episode in summary.episodes)
@@ -45,7 +45,7 @@ def source_facts(summary: Summary) -> Facts:
 
 
 def store_facts(store: Episodes) -> Facts:
-    """What a finished dataset holds, and where it says it has it from."""
+    """Facts of a finished dataset, with its source."""
     specs, about, labels = store.geometry.specs, read_about(store.path), store.labels
     notes = about.get("notes")
     return {
@@ -90,7 +90,7 @@ def _numbers(lengths: Array, returns: Array, successes: int | None, unrewarded: 
 
 
 def render(facts: Facts, width: int = 100) -> str:
-    """The facts in lines, the verdict last."""
+    """The facts as text, the verdict last."""
     lengths, returns = facts["lengths"], facts["returns"]
     steps, in_file = facts["steps"], facts["steps_in_file"]
     rows = [
@@ -103,7 +103,7 @@ def render(facts: Facts, width: int = 100) -> str:
             f"{returns['min']:g} to {returns['max']:g}, mean {returns['mean']:.4g}, standard "
             f"deviation {returns['std']:.4g}",
         ),
-        ("successes", "cannot be told" if facts["successes"] is None else str(facts["successes"])),
+        ("successes", "unknown" if facts["successes"] is None else str(facts["successes"])),
     ]
     if facts["tasks"]:
         more = f" and {len(facts['tasks']) - _SHOWN:,} more" if len(facts["tasks"]) > _SHOWN else ""
@@ -121,7 +121,7 @@ def render(facts: Facts, width: int = 100) -> str:
     lines = [facts["path"], *(f"  {name:<{wide}}{text}" for name, text in rows), ""]
     for text in [*facts["notes"], facts["verdict"]]:
         lines += textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-    # Names and sentences from a stranger's file may hold orders to a terminal.
+    # Names and sentences from untrusted files may contain control sequences of terminals.
     shown = ("".join(c if c.isprintable() else "?" for c in line) for line in lines)
     return "\n".join(shown) + "\n"
 
@@ -131,5 +131,5 @@ def _array(spec: Facts) -> str:
 
 
 def folder_size(path: Path) -> str:
-    """Bytes of the files in a folder, in words."""
+    """Size of the files in a folder, as text."""
     return size(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))

@@ -15,7 +15,7 @@ from etude.core.contracts import ActionSpec, Algorithm, Array, ArraySpec, EnvSpe
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.data.contrast import contrast, draw_clips
-from etude.data.sentences import TASK, shown, vector_of
+from etude.data.sentences import TASK, quoted, vector_of
 from etude.data.store.episodes import StoreGeometry
 from etude.data.store.files import DESCRIPTION
 from etude.data.store.manifest import MANIFEST, Episodes, is_dataset
@@ -273,7 +273,7 @@ def check_fits(
     if TASK in reads and TASK in there and TASK not in observations:
         raise UsageError(
             f"The policy reads a sentence with its task, and this environment has none: give one "
-            f"with --env.sentence ({shown([*sentences_in(store)])}), or other observations with "
+            f"with --env.sentence ({quoted([*sentences_in(store)])}), or other observations with "
             "--policy.actor-reads."
         )
     for name in reads:

@@ -1,4 +1,4 @@
-"""Clips of recorded motion: DeepMimic's JSON text, read onto our humanoid and made playable.
+"""Clips of recorded motion: DeepMimic's JSON files, converted to our humanoid.
 
 A file has "Loop" ("wrap" or "none") and "Frames" of 44 numbers: seconds, the root's position and
 quaternion, then the joints in `_COLUMNS`; y up, x forward, z right. Poses here are z up, as
@@ -45,16 +45,16 @@ _COLUMNS = {
     "left_shoulder": 39,
     "left_elbow": 43,
 }
-"""Where a frame keeps each joint."""
+"""First column of each joint in a frame."""
 _MOST_FRAMES, _MOST_BYTES = 100_000, 2**28
 _FAR, _LONG = 1e3, 10.0
-"""m and s: beyond them a number is damage, not motion."""
+"""m and s; larger numbers are damage."""
 _UNIT_ERROR = 0.5
-"""How far from 1 a quaternion's length may be; published clips have up to 0.42."""
+"""Largest difference of a quaternion's length from 1; published clips have up to 0.42."""
 _MOST_SHIFT = 0.05
-"""m: how far a root's path may be moved to close its speed."""
+"""m: largest shift of a root's path that closes its velocity."""
 _TURNING = np.pi / 4
-"""A cycle that ends turned by more than this goes on turning; by less, it was meant straight."""
+"""rad: a cycle whose end is turned by more continues to turn; by less, it is straight."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Clip:
     poses: Array
     """[frames, 43]."""
     loops: bool
-    """Whether it goes on from its end as from its start."""
+    """Whether it continues from its start after its end."""
 
     @property
     def seconds(self) -> float:
@@ -75,18 +75,18 @@ class Clip:
 
     @property
     def lowest(self) -> float:
-        """m: how low any part of the figure comes; below 0 it is in the floor."""
+        """m: lowest height of any part of the figure; below 0 it is in the floor."""
         return float(lowest(*forward(self.poses)).min())
 
     @property
     def travel(self) -> Array:
-        """[2] m: where it ends, from where it began."""
+        """[2] m: displacement from start to end."""
         travelled: Array = self.poses[-1, :2] - self.poses[0, :2]
         return travelled
 
     @property
     def turn(self) -> float:
-        """rad: by how much the next cycle is turned, 0 for most."""
+        """rad: rotation of the next cycle, 0 for most."""
         start, end = rot.heading(self.poses[[0, -1], 3:7])
         turned = float((end - start + np.pi) % (2 * np.pi) - np.pi)
         return turned if self.loops and abs(turned) > _TURNING else 0.0
@@ -95,7 +95,7 @@ class Clip:
 def find(folder: str | None = None, option: str = "--env.folder") -> dict[str, Path]:
     """{name: file} of the clips in a folder, or of those that come with `pybullet_data`.
 
-    `option` is how a person who has no pybullet names a folder.
+    option: the command-line option that names a folder, for the error message.
     """
     if folder is not None:
         place = Path(folder).expanduser()
@@ -121,7 +121,7 @@ def find(folder: str | None = None, option: str = "--env.folder") -> dict[str, P
 def load(
     names: tuple[str, ...], folder: str | None = None, option: str = "--env.folder"
 ) -> tuple[Clip, ...]:
-    """The named clips, or all for ("all",), in the order named; the rest as for `find`."""
+    """Load the named clips in this order, or all for ("all",); other arguments as for `find`."""
     known = find(folder, option)
     wanted = tuple(known) if names == ("all",) else names
     for name in wanted:
@@ -131,17 +131,17 @@ def load(
 
 
 def read(path: Path) -> Clip:
-    """A clip from its file; a damaged one is refused with a sentence that says what is wrong."""
+    """Read a clip from its file; a damaged one is refused with its fault."""
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path} is no motion clip: it has more than {_MOST_BYTES} bytes.")
+            raise UsageError(f"{path} is not a motion clip: it has more than {_MOST_BYTES} bytes.")
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as a motion clip: {error}.") from error
     loop = data.get("Loop") if isinstance(data, dict) else None
     if loop not in ("wrap", "none"):
         raise UsageError(
-            f'{path} is no motion clip: "Loop" must be "wrap" or "none", not {loop!r:.40}.'
+            f'{path} is not a motion clip: "Loop" must be "wrap" or "none", not {loop!r:.40}.'
         )
     frames = _frames(path, data.get("Frames"))
     times = np.concatenate([[0.0], np.cumsum(frames[:-1, 0])])
@@ -151,16 +151,16 @@ def read(path: Path) -> Clip:
 def _frames(path: Path, rows: Any) -> Array:
     """[frames, 44] float64, each one checked."""
     if not isinstance(rows, list) or not 2 <= len(rows) <= _MOST_FRAMES:
-        raise UsageError(f'{path} is no motion clip: "Frames" must be a list of 2 frames or more.')
+        raise UsageError(f'{path} is not a motion clip: "Frames" must be a list of at least 2.')
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != NUM_NUMBERS:
-            found = f"{len(row)}" if isinstance(row, list) else "no list"
+            found = f"{len(row)}" if isinstance(row, list) else "something else"
             raise UsageError(
                 f"{path}, frame {index}: {NUM_NUMBERS} numbers are needed, not {found}."
             )
         for number in row:
             if isinstance(number, bool) or not isinstance(number, int | float):
-                raise UsageError(f"{path}, frame {index}: {number!r:.40} is no number.")
+                raise UsageError(f"{path}, frame {index}: {number!r:.40} is not a number.")
     try:
         frames = np.array(rows, np.float64)
     except OverflowError as error:
@@ -172,7 +172,7 @@ def _frames(path: Path, rows: Any) -> Array:
         (~np.isfinite(frames).all(axis=1), "a number is not finite"),
         (np.abs(frames).max(axis=1) > _FAR, f"a number is beyond {_FAR:g}"),
         (off > _UNIT_ERROR, "a quaternion's length is not 1"),
-        ((frames[:, 0] < 0) | (frames[:, 0] > _LONG), "its seconds are negative or many"),
+        ((frames[:, 0] < 0) | (frames[:, 0] > _LONG), "its duration is negative or too long"),
         ((frames[:, 0] == 0) & (np.arange(len(frames)) < len(frames) - 1), "it lasts 0 seconds"),
     ):
         if wrong.any():
@@ -181,7 +181,7 @@ def _frames(path: Path, rows: Any) -> Array:
 
 
 def _joint(frames: Array, name: str) -> Array:
-    """[frames, 4]: the quaternions of a ball joint, as the file has them."""
+    """[frames, 4]: the quaternions of a ball joint in the file."""
     return frames[:, _COLUMNS[name] : _COLUMNS[name] + 4]
 
 
@@ -205,13 +205,13 @@ def _convert(frames: Array) -> Array:
 
 
 def close(clip: Clip) -> Clip:
-    """A looping clip whose end meets its start.
+    """A looping clip whose end equals its start.
 
-    Recorded cycles do not close: a walk's shoulder is 28 degrees off. Half of each gap is taken
-    from either end and less towards the middle, at an even rate, so that no joint's speed changes
-    by more than its gap over the length of the clip. Nor does the speed of the root close: a walk
-    sways to the left at its end and to the right at its start, and a figure put there with the
-    mean of both, which is none, falls over.
+    Recorded cycles do not close: a walk's shoulder is 28 degrees off. Each gap is distributed
+    linearly over the clip, half of it from either end, so that no joint's speed changes by more
+    than its gap divided by the length of the clip. The velocity of the root does not close either:
+    a walk sways to the left at its end and to the right at its start, and a figure that starts
+    there with the mean of both, which is zero, falls over.
     """
     if not clip.loops:
         return clip
@@ -230,10 +230,10 @@ def close(clip: Clip) -> Clip:
 
 
 def _close_speed(clip: Clip, path: Array) -> Array:
-    """[frames, 3] m: what, added to a root's path, makes it end as fast as it began.
+    """[frames, 3] m: shift of a root's path after which its first and last velocity are equal.
 
-    Speed is taken from one end and given to the other, less with the time from either, over as
-    long as it takes for a shift of `_MOST_SHIFT` at most.
+    Half of the difference is added at either end and fades out over a time in which the shift is at
+    most `_MOST_SHIFT`.
     """
     times = clip.times
     first = (path[1] - path[0]) / (times[1] - times[0])
@@ -249,7 +249,7 @@ def _close_speed(clip: Clip, path: Array) -> Array:
 
 
 def sample(clip: Clip, times: Array) -> Array:
-    """Poses [n, 43] at times [n] s within the clip, turned the shorter way between frames."""
+    """Poses [n, 43] at times [n] s within the clip, interpolated along the shorter rotation."""
     after = np.clip(np.searchsorted(clip.times, times, side="right"), 1, len(clip.times) - 1)
     start, end = clip.times[after - 1], clip.times[after]
     share = np.clip((times - start) / (end - start), 0.0, 1.0)
@@ -263,8 +263,8 @@ def sample(clip: Clip, times: Array) -> Array:
 def resample(clip: Clip, rate: float, first: int, frames: int) -> Array:
     """`frames` poses [frames, 43] at a rate per second; frame 0 is the clip's start.
 
-    A looping clip goes on before and after, its root travelling; its length is stretched or
-    squeezed to a whole number of frames. Another clip ends: fewer poses are given.
+    A looping clip continues before and after, and its root travels; its length is scaled to a whole
+    number of frames. Other clips end, so that there may be fewer poses.
     """
     period = cycle_frames(clip, rate)
     if not clip.loops:
@@ -272,7 +272,7 @@ def resample(clip: Clip, rate: float, first: int, frames: int) -> Array:
     index = np.arange(first, first + frames)
     cycle = sample(clip, np.arange(period) * (clip.seconds / period))
     poses, cycles = cycle[index % period], index // period
-    # Each cycle begins where the last one ended, and is turned about that point.
+    # Each cycle begins at the end of the previous one, and is turned about that point.
     numbers = np.arange(cycles[0], cycles[-1] + 1)
     step = np.append(clip.travel, 0.0)
     steps = rot.rotate(rot.about_z(clip.turn * numbers), np.broadcast_to(step, (len(numbers), 3)))
@@ -286,7 +286,7 @@ def resample(clip: Clip, rate: float, first: int, frames: int) -> Array:
 
 
 def cycle_frames(clip: Clip, rate: float) -> int:
-    """How many frames a looping clip has before it begins again; of another, all it has."""
+    """Number of frames of one cycle of a looping clip; of other clips, all frames."""
     if clip.loops:
         return max(2, round(clip.seconds * rate))
     return int(clip.seconds * rate + 1e-6) + 1

@@ -1,4 +1,4 @@
-"""Many clips at one rate, as flat arrays that environments read by motion and time."""
+"""Clips at one frame rate, as flat arrays that environments index by motion and time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from etude.data.motion.skeleton import (
 )
 
 _LIFT_SECONDS = 4 / 30
-"""On either side, over which being lifted out of the floor is spread."""
+"""Time before and after a frame in the floor over which lifting it is distributed."""
 
 
 class Figure(NamedTuple):
-    """What a figure is doing, [n, ...] float64: all that follows from a state without a model."""
+    """Pose, velocity and body positions of figures, [n, ...] float64."""
 
     pose: Array
     """[n, 43]."""
@@ -38,7 +38,7 @@ class Figure(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """Moments of motion, [..., n] float64 each, z up."""
+    """Frames of motions, [..., n] float64 each, z up."""
 
     pose: Array
     """[..., 43] as MuJoCo's qpos."""
@@ -64,17 +64,17 @@ class Frames(NamedTuple):
 
 @dataclass(frozen=True)
 class MotionLibrary:
-    """Clips one after the other in flat arrays; looping ones go on for as long as was asked."""
+    """Clips one after the other in flat arrays; looping ones are continued."""
 
     names: tuple[str, ...]
     frames: Frames
     """All frames of all motions, [total, ...]."""
     starts: Array
-    """[motions] int64: where each one's frames begin."""
+    """[motions] int64: first frame of each."""
     counts: Array
-    """[motions] int64: how many it has, its continuation among them."""
+    """[motions] int64: number of frames, with the continuation."""
     cycles: Array
-    """[motions] int64: how many until it begins again; all of it for one that does not loop."""
+    """[motions] int64: number of frames of one cycle; all frames if it does not loop."""
     loops: Array
     """[motions] bool."""
 
@@ -83,10 +83,10 @@ class MotionLibrary:
         return len(self.names)
 
     def rows(self, motion: Array, time: Array) -> Array:
-        """[...] int64: where the frames of motions [...] at times [...] are, by frame number.
+        """[...] int64: rows of the frames of motions [...] at times [...], by frame number.
 
-        Past its end a motion that does not loop stays at its last frame. One that does was
-        continued for `continue_for` frames beyond its cycle; past them it stays as well.
+        A motion stays at its last frame after its end. A looping one is continued for
+        `continue_for` frames beyond its cycle.
         """
         index: Array = self.starts[motion] + np.minimum(time, self.counts[motion] - 1)
         return index
@@ -97,7 +97,7 @@ class MotionLibrary:
 
 
 def build(clips: Sequence[Clip], rate: float, continue_for: int) -> MotionLibrary:
-    """The clips at a rate, seams closed, out of the floor; loops go on for so many frames more."""
+    """Clips at a frame rate, closed and lifted out of the floor; loops have more frames."""
     ready = [clip_files.close(clip) for clip in clips]
     cycles = np.array([clip_files.cycle_frames(clip, rate) for clip in ready])
     parts = [
@@ -118,18 +118,18 @@ def build(clips: Sequence[Clip], rate: float, continue_for: int) -> MotionLibrar
 def _continued(clip: Clip, rate: float, frames: int) -> Frames:
     if not clip.loops:
         return measured(grounded(clip_files.resample(clip, rate, 0, frames), rate), rate)
-    # With some frames more on either side, so that neither floor nor velocities know of a seam.
+    # With more frames on either side, so that lifting and velocities are continuous at the seam.
     more = 2 * round(_LIFT_SECONDS * rate) + 1
     poses = clip_files.resample(clip, rate, -more, frames + 2 * more)
     return measured(grounded(poses, rate), rate).at(slice(more, -more))
 
 
 def grounded(poses: Array, rate: float) -> Array:
-    """Poses [n, 43], so many a second, lifted smoothly where they are in the floor.
+    """Poses [n, 43] at a frame rate, lifted smoothly where they are in the floor.
 
-    Lifted as a whole by its one lowest point, a clip whose toe dips 10 cm would hover by as much
-    for the rest of its time. So every frame is lifted by the mean, over some frames around it, of
-    the deepest dip around each of those: never less than its own.
+    If a clip were lifted as a whole by its lowest point, one toe 10 cm in the floor would let it
+    hover by 10 cm at all other times. Instead each frame is lifted by a moving average of a moving
+    maximum of the depth, which is at least its own depth.
     """
     depth = np.maximum(-lowest(*forward(poses)), 0.0)
     lifted = poses.copy()
@@ -139,16 +139,15 @@ def grounded(poses: Array, rate: float) -> Array:
 
 
 def _around(values: Array, near: int) -> Array:
-    """[n, 2 near + 1]: each of values [n] with those before and after it."""
+    """[n, 2 near + 1]: windows around each of values [n]."""
     padded = np.pad(values, near, mode="edge")
     windows: Array = np.lib.stride_tricks.sliding_window_view(padded, 2 * near + 1)
     return windows
 
 
 def measured(poses: Array, rate: float) -> Frames:
-    """Frames of poses [n, 43] in a row: bodies by kinematics, velocities by differences.
-
-    Differences span the frames before and after; at the ends, one frame.
+    """Frames of consecutive poses [n, 43]: bodies by kinematics, velocities by central
+    differences, and by one-sided differences at the ends.
     """
     position, quaternion = forward(poses)
     speed = np.empty((len(poses), NUM_SPEED))
@@ -157,13 +156,13 @@ def measured(poses: Array, rate: float) -> Frames:
     for columns, out in zip(BALL_COLUMNS, BALL_SPEED_COLUMNS, strict=True):
         speed[:, out] = _own_spin(poses[:, columns], rate)
     speed[:, HINGE_SPEED_COLUMNS] = _rate(poses[:, HINGE_COLUMNS], rate)
-    # An angular velocity is the same in the axes of the body and of the world, but for the turn.
+    # From the axes of the body to those of the world.
     spin = rot.rotate(quaternion, _own_spin(quaternion, rate))
     return Frames(poses, speed, position, quaternion, _rate(position, rate), spin)
 
 
 def _rate(values: Array, rate: float) -> Array:
-    """[n, ...] per second."""
+    """Derivatives [n, ...] per second."""
     change = np.empty_like(values)
     change[1:-1] = (values[2:] - values[:-2]) * (rate / 2)
     change[0], change[-1] = (values[1] - values[0]) * rate, (values[-1] - values[-2]) * rate
@@ -171,7 +170,7 @@ def _rate(values: Array, rate: float) -> Array:
 
 
 def _own_spin(quaternions: Array, rate: float) -> Array:
-    """[n, ..., 3] rad/s in the turning body's own axes, of quaternions [n, ..., 4]."""
+    """Angular velocities [n, ..., 3] rad/s in the body's axes, of quaternions [n, ..., 4]."""
     spin = np.empty((*quaternions.shape[:-1], 3))
 
     def between(one: Array, two: Array) -> Array:

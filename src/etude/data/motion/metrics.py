@@ -1,8 +1,8 @@
 """Errors of motion imitation, and their averages per motion.
 
-Errors take positions [..., bodies, 3] in metres, `p` of the policy and `q` of the reference, and
-give [...] in millimetres, the mean over bodies. Body 0 is the root. Differences over time are per
-frame. Averages are per motion first, so that no motion counts more than another.
+Functions take positions [..., bodies, 3] in metres, `p` of the policy and `q` of the reference, and
+return errors [...] in millimetres, averaged over bodies. Body 0 is the root. Differences over time
+are per frame. Averages are per motion first, so that no motion counts more than another.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from etude.core.contracts import Array
 
 _MM = 1000.0
 ERRORS = ("mpjpe_g", "mpjpe_l", "mpjpe_pa", "vel_dist", "accel_dist")
-"""The statistics of an episode that hold these errors."""
+"""Episode statistics with these errors."""
 
 
 def global_error(p: Array, q: Array) -> Array:
-    """Mean distance of the bodies in the world (mpjpe_g)."""
+    """Mean distance of the bodies in the world frame (mpjpe_g)."""
     return _mean_norm(p - q)
 
 
 def local_error(p: Array, q: Array) -> Array:
-    """Mean distance of the bodies, each figure seen from its own root (mpjpe_l)."""
+    """Mean distance of the bodies relative to the root (mpjpe_l)."""
     return _mean_norm((p - p[..., :1, :]) - (q - q[..., :1, :]))
 
 
 def procrustes_error(p: Array, q: Array) -> Array:
     """Mean distance after the best rotation, scale and translation of p onto q (mpjpe_pa).
 
-    Best is least squares per frame, without reflection: a mirrored figure is not the same figure.
-    Where several rotations are equally good (all bodies at one point or on one line, say) one of
-    them is taken.
+    Best is least squares per frame, without reflections. If several rotations are equally good (all
+    bodies at one point or on one line), one of them is used.
     """
     p = p - p.mean(axis=-2, keepdims=True)
     q = q - q.mean(axis=-2, keepdims=True)
@@ -40,7 +39,7 @@ def procrustes_error(p: Array, q: Array) -> Array:
     proper[..., -1] = np.where(np.linalg.det(u @ vt) < 0.0, -1.0, 1.0)
     rotation = (u * proper[..., None, :]) @ vt
     size = np.square(p).sum(axis=(-1, -2))
-    # A figure without size stays a point, at whatever scale.
+    # A figure without size stays a point at every scale.
     scale = (singular * proper).sum(axis=-1) / np.where(size > 0.0, size, 1.0)
     return _mean_norm(scale[..., None, None] * (p @ rotation) - q)
 

@@ -1,7 +1,7 @@
-"""Quaternions (w, x, y, z) of any leading shape: the rotations motions are made of.
+"""Rotations as quaternions (w, x, y, z) with any leading shape.
 
-Much is written component by component: along an axis of three or four numbers numpy takes several
-times as long.
+Most functions work on components, since numpy is several times slower along an axis of three or
+four numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TINY = 1e-12
 
 
 def normalise(quaternion: Array) -> Array:
-    """[..., 4] of unit length."""
+    """Quaternions [..., 4] scaled to unit length."""
     unit: Array = (
         quaternion / np.sqrt(np.einsum("...i,...i->...", quaternion, quaternion))[..., None]
     )
@@ -50,7 +50,7 @@ def multiply(one: Array, two: Array) -> Array:
 
 
 def cross(one: Array, two: Array) -> Array:
-    """[..., 3]; numpy's own takes several times as long on small vectors."""
+    """Cross product [..., 3]; numpy's is several times slower on small vectors."""
     x1, y1, z1 = one[..., 0], one[..., 1], one[..., 2]
     x2, y2, z2 = two[..., 0], two[..., 1], two[..., 2]
     product = np.empty(np.broadcast_shapes(one.shape, two.shape), np.result_type(one, two))
@@ -61,7 +61,7 @@ def cross(one: Array, two: Array) -> Array:
 
 
 def rotate(quaternion: Array, vector: Array) -> Array:
-    """Vectors [..., 3] turned by unit quaternions [..., 4]."""
+    """Rotate vectors [..., 3] by unit quaternions [..., 4]."""
     axis = quaternion[..., 1:]
     twice = 2.0 * cross(axis, vector)
     turned: Array = vector + quaternion[..., :1] * twice + cross(axis, twice)
@@ -69,7 +69,7 @@ def rotate(quaternion: Array, vector: Array) -> Array:
 
 
 def log(quaternion: Array) -> Array:
-    """Rotation vectors [..., 3], at most pi long: the shorter way round."""
+    """Rotation vectors [..., 3] of the shorter rotation, at most pi long."""
     sine = np.sqrt(np.einsum("...i,...i->...", quaternion[..., 1:], quaternion[..., 1:]))
     cosine = quaternion[..., 0]
     angle = 2.0 * np.arctan2(sine, np.abs(cosine))
@@ -91,7 +91,7 @@ def exp(vector: Array) -> Array:
 
 
 def small_turn(quaternion: Array) -> Array:
-    """[..., 3]: nearly the rotation vector where the angle is small; 2 sin(angle / 2) long."""
+    """[..., 3]: approximate rotation vectors for small angles, 2 sin(angle / 2) long."""
     twice = np.copysign(2.0, quaternion[..., 0])
     turned = np.empty((*quaternion.shape[:-1], 3), twice.dtype)
     for i in range(3):
@@ -100,23 +100,23 @@ def small_turn(quaternion: Array) -> Array:
 
 
 def slerp(one: Array, two: Array, share: Array) -> Array:
-    """[..., 4]: the given share [...] of the shorter way from `one` to `two`."""
+    """[..., 4]: interpolation from `one` to `two` along the shorter rotation, share [...]."""
     step = log(multiply(conjugate(one), two))
     return multiply(one, exp(share[..., None] * step))
 
 
 def angle_between(one: Array, two: Array) -> Array:
-    """[...] rad, 0 to pi, between unit quaternions [..., 4]."""
+    """Angle [...] rad, 0 to pi, between unit quaternions [..., 4]."""
     cosine = np.abs(np.einsum("...i,...i->...", one, two))
     angle: Array = 2.0 * np.arccos(np.minimum(cosine, 1.0))
     return angle
 
 
 def heading(quaternion: Array) -> Array:
-    """[...] rad: the turn about the vertical in a rotation, the rest being a tilt.
+    """Heading [...] rad: the rotation about the vertical, without the tilt.
 
-    It stays defined lying down and through a somersault, where a forward axis has no direction;
-    it is not defined upside down, where it is taken to be 0.
+    It is defined when the figure lies down and in a somersault, where a forward axis has no
+    horizontal direction. It is undefined upside down, where it is set to 0.
     """
     angle: Array = 2.0 * np.arctan2(quaternion[..., 3], quaternion[..., 0])
     return angle
@@ -131,7 +131,7 @@ def about_z(angle: Array) -> Array:
 
 
 def heading_free(quaternion: Array) -> tuple[Array, Array]:
-    """(cos, sin) [...] of the turn that takes a heading away, without trigonometry."""
+    """(cos, sin) [...] of the rotation that removes the heading, without trigonometry."""
     w, z = quaternion[..., 0], quaternion[..., 3]
     length = w * w + z * z
     upside_down = length < _TINY
@@ -142,7 +142,7 @@ def heading_free(quaternion: Array) -> tuple[Array, Array]:
 
 
 def turn(vector: Array, cosine: Array, sine: Array, out: Array | None = None) -> Array:
-    """Vectors [..., 3] turned about the vertical; cosine and sine broadcast to [...]."""
+    """Rotate vectors [..., 3] about the vertical; cosine and sine broadcast to [...]."""
     x, y = vector[..., 0], vector[..., 1]
     turned = np.empty_like(vector) if out is None else out
     turned[..., 0] = cosine * x - sine * y
@@ -152,7 +152,7 @@ def turn(vector: Array, cosine: Array, sine: Array, out: Array | None = None) ->
 
 
 def two_axes(quaternion: Array) -> Array:
-    """[..., 6]: the turned x and z axes, a description of a rotation without jumps."""
+    """[..., 6]: the rotated x and z axes, a continuous representation of rotations."""
     w, x, y, z = (quaternion[..., i] for i in range(4))
     axes = np.empty((*quaternion.shape[:-1], 6), quaternion.dtype)
     axes[..., 0] = 1 - 2 * (y * y + z * z)

@@ -1,6 +1,6 @@
-"""The humanoid that clips of motion are played on: its bodies, joints and shapes, z up.
+"""The humanoid of the motion clips: its bodies, joints and shapes, z up.
 
-Facing x with arms and legs hanging straight down; its right is -y. A pose is 43 numbers in the
+It faces x with arms and legs straight down; its right is -y. A pose is 43 numbers in the
 order of `JOINTS`: the root's position and quaternion, then a quaternion for each ball joint and an
 angle for each hinge.
 """
@@ -16,25 +16,25 @@ from etude.core.contracts import Array
 from etude.data.motion.rotations import multiply, rotate
 
 HINGE_AXIS = (0.0, -1.0, 0.0)
-"""Of knees and elbows: they bend backwards by negative and forwards by positive angles."""
+"""Axis of knees and elbows; positive angles bend forwards, negative ones backwards."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a body is made of, in its own frame."""
+    """A geometric shape of a body, in the body's frame."""
 
     kind: Literal["box", "capsule", "sphere"]
     size: tuple[float, ...]
     """Half sides of a box; else the radius. m."""
     points: tuple[tuple[float, float, float], ...]
-    """Its centre; for a capsule the centres of both ends. m."""
+    """Centre; of a capsule the centres of both ends. m."""
     mass: float
     """kg."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """One body: where it hangs and how it can turn against its parent."""
+    """One body, with its joint to the parent."""
 
     name: str
     parent: str | None
@@ -105,7 +105,7 @@ HINGES = tuple(i for i, body in enumerate(BODIES) if body.joint == "hinge")
 
 
 def _addresses(sizes: dict[str, int]) -> dict[int, int]:
-    """{body: where its joint's numbers begin}, joints taking so many each."""
+    """{body: first number of its joint}, where sizes are the numbers of each type of joint."""
     found, at = {}, 0
     for i, body in enumerate(BODIES):
         found[i] = at
@@ -118,15 +118,15 @@ _SPEED_AT = _addresses({"free": 6, "ball": 3, "hinge": 1, "none": 0})
 NUM_POSE, NUM_SPEED = 43, 34
 """Numbers of a pose and of its velocity: linear and angular for the root, 3 a ball, 1 a hinge."""
 BALL_COLUMNS = np.array([[_AT[i] + k for k in range(4)] for i in BALLS])
-"""[8, 4]: where a pose keeps the quaternions of ball joints."""
+"""[8, 4]: columns of a pose with the quaternions of ball joints."""
 HINGE_COLUMNS = np.array([_AT[i] for i in HINGES])
-"""[4]: where it keeps the angles of hinges."""
+"""[4]: columns with the angles of hinges."""
 BALL_SPEED_COLUMNS = np.array([[_SPEED_AT[i] + k for k in range(3)] for i in BALLS])
 HINGE_SPEED_COLUMNS = np.array([_SPEED_AT[i] for i in HINGES])
 
 
 def hinge_quaternion(angle: Array) -> Array:
-    """[..., 4] of hinge angles [...]."""
+    """Quaternions [..., 4] of hinge angles [...]."""
     quaternion = np.zeros((*angle.shape, 4))
     quaternion[..., 0] = np.cos(angle / 2)
     quaternion[..., 1:] = np.sin(angle / 2)[..., None] * np.array(HINGE_AXIS)
@@ -157,7 +157,7 @@ def forward(pose: Array) -> tuple[Array, Array]:
 
 
 def lowest(positions: Array, quaternions: Array) -> Array:
-    """[...] m: how low any shape reaches, of bodies at [..., 15, 3] turned by [..., 15, 4]."""
+    """Lowest height [...] m of any shape, of bodies at [..., 15, 3] with rotation [..., 15, 4]."""
     heights = []
     for i, body in enumerate(BODIES):
         for shape in body.shapes:
@@ -172,7 +172,7 @@ def lowest(positions: Array, quaternions: Array) -> Array:
 
 
 def _corners(shape: Shape) -> Array:
-    """[k, 3]: points that, grown by the radius, reach as low as the shape does."""
+    """[k, 3]: points of which the lowest, less the radius, is the lowest point of the shape."""
     if shape.kind != "box":
         return np.array(shape.points, np.float64)
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)

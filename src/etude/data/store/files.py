@@ -1,4 +1,4 @@
-"""The small files beside a store's blocks: JSON from a stranger is read with limits."""
+"""The small files beside a store's blocks; untrusted JSON is read with limits."""
 
 from __future__ import annotations
 
@@ -14,23 +14,16 @@ from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.data.store.geometry import StoreGeometry
-from etude.data.store.log import (
-    DamagedStore,
-    Disk,
-    Stamp,
-    explain_os_errors,
-    file_size,
-    fsync,
-    stamp_of,
-)
+from etude.data.store.log import DamagedStore, Stamp, file_size, fsync, stamp_of
 from etude.runs.documents import decode_sealed, encode_sealed
+from etude.runs.files import Disk, explain_os_errors
 
 DESCRIPTION, SEAL = "store.json", "sealed.json"
 _MOST_JSON = 64 << 20
 
 
 def create_folder(path: Path, disk: Disk) -> None:
-    """Make a folder whose parent exists; one that is there already is fine."""
+    """Create a folder whose parent exists, unless it exists."""
     with explain_os_errors("create the folder", path), suppress(FileExistsError):
         disk.mkdir(path)
     fsync_folder(path.parent, disk)
@@ -42,7 +35,7 @@ def fsync_folder(path: Path, disk: Disk) -> None:
 
 
 def write_json(path: Path, document: Tree, disk: Disk) -> str:
-    """Durable, sealed, and whole or not there at all; returns the SHA-256 of the file."""
+    """Write sealed JSON atomically and flush it; returns the SHA-256 of the file."""
     beside = path.with_name(f".tmp-{path.name}")
     text = encode_sealed(document)
     data = memoryview(text)
@@ -60,9 +53,9 @@ def write_json(path: Path, document: Tree, disk: Disk) -> str:
 
 
 def read_json(path: Path, sha256: str | None = None) -> Tree:
-    """The JSON object in a file; one that is named by its SHA-256 may have any size."""
+    """Read a JSON object; a file whose SHA-256 is known may have any size."""
     if file_size(path) > _MOST_JSON and sha256 is None:
-        raise DamagedStore(path, "is absurdly large")
+        raise DamagedStore(path, "is too large to be plausible")
     with explain_os_errors("read", path):
         text = path.read_bytes()
     if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256:
@@ -73,16 +66,16 @@ def read_json(path: Path, sha256: str | None = None) -> Tree:
         raise DamagedStore(path, str(error)) from error
 
 
-class Described:
-    """The small files that describe a dataset: read when it is opened, and compared later."""
+class WatchedFiles:
+    """The small files of a dataset, read when it is opened and compared later."""
 
     def __init__(self, folder: Path, names: tuple[str, ...], seal: str) -> None:
-        """seal: the hash of the dataset that they describe."""
+        """seal: the hash of the dataset."""
         self._paths = [folder / name for name in names if os.path.lexists(folder / name)]
         self._seal, self._stamps = seal, self._look()
 
     def check_unchanged(self, read: Callable[[], str]) -> None:
-        """Raise where they describe another dataset now; `read` opens it again for its hash."""
+        """Raise if they describe another dataset now; `read` opens it again for its hash."""
         if (now := self._look()) == self._stamps:
             return
         if read() != self._seal:
@@ -94,7 +87,7 @@ class Described:
 
 
 def read_geometry(path: Path) -> StoreGeometry:
-    """What the store in a folder says of itself."""
+    """Read the geometry of the store in a folder."""
     if not path.is_dir():
         raise UsageError(f"There is no episode store at {path}; check the path.")
     document = read_json(path / DESCRIPTION)
@@ -105,14 +98,14 @@ def read_geometry(path: Path) -> StoreGeometry:
 
 
 def check_table(table: Array, first: int, count: int, geometry: StoreGeometry, path: Path) -> None:
-    """Refuse an index that points outside the steps, before anything is looked up through it."""
+    """Refuse an index that points outside the steps, before it is used."""
     starts, lengths = table["start"], table["length"]
     sane = (lengths >= 1) & (lengths <= geometry.max_episode_steps)
     sane &= (starts >= first) & (starts < count)
     ends = starts + (np.where(sane, lengths, 1) - 1) * geometry.lanes
     sane &= (ends < count) & np.isfinite(table["return"])
-    # They come in the order of time, those of one time in any order of lanes, and each once.
+    # Ordered by time, those of the same time in any order of lanes, without duplicates.
     sane[1:] &= np.diff(ends // geometry.lanes) >= 0
     sane &= np.isin(np.arange(len(ends)), np.unique(ends, return_index=True)[1])
     if not sane.all():
-        raise DamagedStore(path, f"has an index that is wrong at episode {np.argmin(sane):,}")
+        raise DamagedStore(path, f"has an index that is invalid at episode {np.argmin(sane):,}")

@@ -1,4 +1,4 @@
-"""What an episode store holds, in which sizes: known before a single byte is allocated."""
+"""Fields and sizes of an episode store, known before anything is allocated."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OBS = "obs/"
 BLOCK_BYTES = 1 << 30
 """A block file is at most about this large: terabytes are then thousands of files."""
 BLOCKS = 8
-"""A replay store of full capacity spans about so many blocks. Fewer are gathered from faster,
-more give space back sooner."""
+"""Blocks of a replay store at full capacity, about. Fewer are read faster, more free disk space
+earlier."""
 INDEX = np.dtype([("start", "<i8"), ("length", "<i8"), ("return", "<f8")])
 """One finished episode: the slot of its first step, its number of steps, its sum of rewards."""
 
@@ -37,32 +37,32 @@ _PAGE = 4096
 LANES = 1 << 20
 _MOST = {"lanes": LANES, "max_episode_steps": 1 << 40, "capacity": 1 << 50}
 _MOST_RECORD, _MOST_BLOCK, _MOST_DIMENSIONS = 1 << 30, 1 << 40, 8
-"""Larger is a mistake or an attack: nothing is allocated for it."""
+"""Larger sizes are mistakes or attacks, and are refused before anything is allocated."""
 
 
 def store_specs(env: EnvSpec) -> dict[str, ArraySpec]:
-    """What is stored for every step of an environment."""
+    """The fields that are stored for every step of an environment."""
     observations = {OBS + name: spec for name, spec in env.observations.items()}
     return {**observations, "actions": env.action.array, **_FIXED}
 
 
 @dataclass(frozen=True)
 class StoreGeometry:
-    """Fields, lanes and sizes of a store; what cannot work is refused with a size that does."""
+    """Fields, lanes and sizes of a store; an impossible size is refused with one that works."""
 
     specs: Mapping[str, ArraySpec]
     """Per step: "obs/<name>", "actions", "rewards", "terminated", "truncated"."""
     lanes: int
     """Environments that advance together; 1 for a dataset."""
     max_episode_steps: int
-    """No episode is longer. It bounds how far back an open episode can reach."""
+    """Upper bound on the length of episodes, and so on the age of an open one."""
     capacity: int | None = None
-    """Observations held before the oldest episodes go: one per step, and one more per episode
-    for what it ended on. None never evicts."""
+    """Observations in the store before the oldest episodes are evicted: one per step, and the last
+    of each episode. None never evicts."""
     block_steps: int = 0
-    """Steps of every lane in one block file; 0 chooses."""
+    """Steps of every lane in one block file; 0 for a suitable number."""
     encoded: Mapping[str, str] = field(default_factory=dict)
-    """{"obs/<name>": "png" or "jpeg"} of pictures that are kept compressed, see `frames.py`."""
+    """{"obs/<name>": "png" or "jpeg"} of pictures that are stored compressed, see `Frames`."""
 
     def __post_init__(self) -> None:
         _check_specs(self.specs)
@@ -97,13 +97,13 @@ class StoreGeometry:
         return {n.removeprefix(OBS): s for n, s in self.specs.items() if n.startswith(OBS)}
 
     def specs_read(self, names: Collection[str] | None) -> dict[str, ArraySpec]:
-        """The specs of what is read of a step by one who looks at these observations; None: all."""
+        """The specs of a step with only these observations; None for all."""
         wanted = {OBS + name for name in self.observations if names is None or name in names}
         return {n: s for n, s in self.specs.items() if n in wanted or not n.startswith(OBS)}
 
     @cached_property
     def stored(self) -> dict[str, ArraySpec]:
-        """The specs as they are on disk: of a compressed picture, where its bytes are."""
+        """The specs on disk, where a compressed picture is a position and a size."""
         return {n: _POINTER if n in self.encoded else s for n, s in self.specs.items()}
 
     @cached_property
@@ -113,7 +113,7 @@ class StoreGeometry:
 
     @cached_property
     def final_record(self) -> np.dtype[Any]:
-        """What one episode ended on, on disk."""
+        """The last observation of one episode on disk."""
         return record_of({n: s for n, s in self.stored.items() if n.startswith(OBS)})
 
     @property
@@ -128,11 +128,10 @@ class StoreGeometry:
 
     @cached_property
     def num_bytes(self) -> int:
-        """The most that live data takes on disk, to within the rounding to whole blocks.
+        """Upper bound on the bytes of live data on disk, with rounding to whole blocks.
 
-        Kept checkpoints hold back, besides, what was evicted since the oldest of them, see
-        `bytes_of`. An open or late episode can reach `max_episode_steps` further back than its
-        neighbours.
+        Checkpoints that are kept also hold back the blocks evicted since the oldest of them, see
+        `bytes_of`. An open or late episode can reach `max_episode_steps` further back than others.
         """
         if self.capacity is None:
             raise UsageError("A store without a capacity has no size; see `disk_bytes`.")
@@ -142,8 +141,8 @@ class StoreGeometry:
         return self.capacity * max(step, episode) + behind * step + rounding
 
     def bytes_of(self, steps: int) -> int:
-        """The most that so many steps of all lanes together take on disk: each may end an
-        episode, and the last page of a file is taken whole."""
+        """Upper bound on the bytes of `steps` steps of all lanes on disk: each may end an
+        episode, and files are rounded up to pages."""
         record = self.step_record.itemsize + self.final_record.itemsize + INDEX.itemsize
         files = steps // self.block_slots + 2 * (steps // self.block_episodes) + 6
         return steps * record + files * _PAGE
@@ -153,36 +152,36 @@ class StoreGeometry:
         specs = {n: {"shape": list(s.shape), "dtype": s.dtype} for n, s in self.specs.items()}
         sizes = {n: getattr(self, n) for n in ("lanes", "max_episode_steps", "capacity")}
         head = {"format": FORMAT, "version": VERSION, "block_steps": self.block_steps}
-        if self.encoded:  # which readers before this one cannot read
+        if self.encoded:  # earlier versions cannot read it
             head |= {"version": ENCODED_VERSION, "encoded": dict(self.encoded)}
         return {**head, **sizes, "specs": specs}
 
     @classmethod
     def parse(cls, document: Any) -> StoreGeometry:
-        """The geometry a stranger's file describes; raises `UsageError` or `ValueError`."""
+        """The geometry in an untrusted document; raises `UsageError` or `ValueError`."""
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise ValueError("does not describe an episode store")
         encoded = document.get("encoded", {})
         if document.get("version") != (ENCODED_VERSION if encoded else VERSION):
             raise ValueError(f"has version {document.get('version')!r}, not {VERSION}")
         if not isinstance(encoded, dict):
-            raise ValueError("says wrongly which pictures are compressed")
+            raise ValueError("does not describe which pictures are compressed")
         sizes = {n: document.get(n) for n in ("lanes", "max_episode_steps", "block_steps")}
         capacity, specs = document.get("capacity"), document.get("specs")
         if not all(type(v) is int for v in sizes.values()) or not isinstance(specs, dict):
-            raise ValueError("gives its sizes wrongly")
+            raise ValueError("has sizes that are not integers")
         if type(capacity) is not int and capacity is not None:
-            raise ValueError("gives its capacity wrongly")
+            raise ValueError("has a capacity that is not an integer")
         fields = {name: _parse_spec(name, spec) for name, spec in specs.items()}
         return cls(fields, capacity=capacity, encoded=encoded, **sizes)  # type: ignore[arg-type]
 
 
 def _parse_spec(name: str, spec: Any) -> ArraySpec:
     if not isinstance(spec, dict) or set(spec) != {"shape", "dtype"}:
-        raise ValueError(f"describes field {name!r} wrongly")
+        raise ValueError(f"has an invalid field {name!r}")
     shape, dtype = spec["shape"], spec["dtype"]
     if not isinstance(shape, list) or not all(type(n) is int for n in shape):
-        raise ValueError(f"describes field {name!r} wrongly")
+        raise ValueError(f"has an invalid field {name!r}")
     return ArraySpec(tuple(shape), str(dtype))
 
 
@@ -216,7 +215,7 @@ def record_of(specs: Mapping[str, ArraySpec]) -> np.dtype[Any]:
     names = sorted(specs, key=lambda name: (-np.dtype(specs[name].dtype).itemsize, name))
     formats, offsets, end = [], [], 0
     for name in names:
-        # Kept as bytes: a damaged bool that is neither 0 nor 1 is no bool to numpy.
+        # As bytes: numpy must not see a damaged bool that is neither 0 nor 1.
         kind = "u1" if specs[name].dtype == "bool" else specs[name].dtype
         formats.append((np.dtype(kind).newbyteorder("<"), specs[name].shape))
         offsets.append(end)

@@ -1,4 +1,4 @@
-"""Steps on their way into an episode store: checked, put in order, turned into records."""
+"""Conversion of new steps into records of an episode store: checks, order, layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etude.data.store.geometry import INDEX, OBS, StoreGeometry
 
 _FIELDS = ("actions", "rewards", "terminated", "truncated")
 _STAGING = 4 << 20
-"""Bytes of records put together at a time; images of many lanes and steps are many times this."""
+"""Bytes of records that are built at a time; images of many steps are much larger."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Intake:
     ends: Finals
     """With observations {"obs/<name>": [k, ...]}; `envs` are lanes."""
     last: list[Observations] | None
-    """{"obs/<name>": [num_envs, ...]} after the last step; None when no episode is left open."""
+    """{"obs/<name>": [num_envs, ...]} after the last step; None if no episode is open then."""
     restarted: Array
-    """[lanes] bool: the first step begins a new episode, whatever was open before."""
+    """[lanes] bool: the first step begins a new episode, even if one was open before."""
 
     @classmethod
     def of_fragments(cls, geometry: StoreGeometry, fragments: Sequence[Fragment]) -> Intake:
-        """The environments of the fragments, in order, are the lanes."""
+        """An intake whose lanes are the environments of the fragments, in order."""
         if not all(f.present.all() for f in fragments):
             raise UsageError("An episode store takes no steps without an agent: use algorithm ppo.")
         parts = [_prefixed(f.obs) | {n: getattr(f, n) for n in _FIELDS} for f in fragments]
@@ -56,7 +56,7 @@ class Intake:
         rewards: Array,
         terminated: bool,
     ) -> Intake:
-        """One whole episode, obs [T + 1, ...] and the rest [T, ...], for the only lane."""
+        """An intake of one whole episode, obs [T + 1, ...] and the rest [T, ...], for one lane."""
         steps = len(rewards)
         last: Array = np.zeros((1, steps), bool)
         last[:, -1:] = True
@@ -72,7 +72,7 @@ class Intake:
         return int(self.parts[0]["rewards"].shape[1])
 
     def check(self) -> None:
-        """Refuse arrays that are not what the store holds."""
+        """Refuse arrays that do not match the store's geometry."""
         sizes = [len(part["rewards"]) for part in self.parts]
         steps, lanes, specs = self.num_steps, self.geometry.lanes, self.geometry.stored
         if sum(sizes) != lanes or steps < 1:
@@ -92,17 +92,17 @@ class Intake:
         return np.concatenate([part[name][:, 0] for part in self.parts])
 
     def done(self) -> Array:
-        """[lanes, steps] bool: where episodes end."""
+        """[lanes, steps] bool: the last steps of episodes."""
         return np.concatenate([part["terminated"] | part["truncated"] for part in self.parts])
 
     def finish_episodes(
         self, time: int, starts: Array, returns: Array
     ) -> tuple[Array, Array, Array]:
-        """Episodes that end here as `INDEX` records in the order they do, and what is open after.
+        """`INDEX` records of the episodes that end here, in that order; new starts and returns.
 
         time: of the first step; starts [lanes] int64 and returns [lanes] float64: of the open
-        episodes. Rewards are added one step after the other, so that a return does not depend on
-        how the steps were cut into fragments.
+        episodes. Rewards are added step by step, so that a return does not depend on how the steps
+        were divided into fragments.
         """
         rewards, done = np.concatenate([part["rewards"] for part in self.parts]), self.done()
         starts, returns, tables = starts.copy(), returns.copy(), [np.empty(0, INDEX)]
@@ -120,7 +120,7 @@ class Intake:
         return np.concatenate(tables), starts, returns
 
     def final_records(self) -> Array:
-        """What the episodes ended on, in the order they did."""
+        """The last observations of the episodes that end here, in that order."""
         envs, steps, obs, _ = self.ends
         order = np.lexsort((envs, steps))
         expected = np.stack(self.done().T.nonzero())
@@ -132,9 +132,9 @@ class Intake:
         return records
 
     def step_records(self) -> Iterator[tuple[Array, int]]:
-        """The steps as records in time order, a few at a time: (records [m], how many are ahead).
+        """Step records in time order, a few at a time: (records [m], number that are ahead).
 
-        Those ahead hold only the observations after the last step.
+        Records ahead have only the observations after the last step.
         """
         lanes, record = self.geometry.lanes, self.geometry.step_record
         piece = max(1, _STAGING // (lanes * record.itemsize))

@@ -1,8 +1,7 @@
-"""What a dataset says of its episodes besides their steps: a table that is part of the dataset.
+"""Labels of a dataset's episodes: name, kind, group, success, task.
 
-`labels.json` holds one value per episode in every column. `sealed.json` holds its SHA-256, so a
-table that is missing or was changed is an error like any other damage. What the split into
-training and tests depends on must not be lost without notice.
+`labels.json` has one value per episode in every column. `sealed.json` has its SHA-256, so that a
+missing or changed table is damage: the split into training and held-out episodes depends on it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from etude.data.store.log import DamagedStore
 
 LABELS = "labels.json"
 MOST_NUMBERS = 1 << 14
-"""Of the vector of a sentence."""
+"""Largest size of the vector of a sentence."""
 _LARGEST = float(np.finfo(np.float32).max)
 _COLUMNS: dict[str, Callable[[Any], bool]] = {
     "name": lambda value: type(value) is str,
@@ -41,16 +40,16 @@ class Labels:
     kinds: list[str] = field(default_factory=list)
     """"whole", "clip", or how a recorded episode came about."""
     sources: list[int] = field(default_factory=list)
-    """The number of the episode a clip was cut from; of any other episode its own number."""
+    """The number of the episode from which a clip was cut; other episodes have their own."""
     successes: list[bool | None] = field(default_factory=list)
-    """None where nothing says whether the episode succeeded."""
+    """None if unknown."""
     rewarded: list[bool] = field(default_factory=list)
-    """False where the rewards are unknown; they are stored as zeros then."""
+    """False if the rewards are unknown, and stored as zeros."""
     tasks: list[str] = field(default_factory=list)
-    """What the episode was to do, in words; "" where nothing says it."""
+    """The task in words; "" if unknown."""
     embeddings: dict[str, list[float]] = field(default_factory=dict)
-    """{sentence: vector}, all of one size: what a frozen text encoder makes of the tasks, and maybe
-    of other sentences; {} where nobody gave one."""
+    """{sentence: vector}, all of one size: embeddings of the tasks, and possibly of other
+    sentences, by a frozen text encoder; {} without any."""
 
     def add(
         self,
@@ -61,7 +60,7 @@ class Labels:
         rewarded: bool = True,
         task: str = "",
     ) -> None:
-        """Append the next episode; without a source it is its own."""
+        """Append the next episode; source: the episode from which it was cut, if any."""
         self.sources.append(len(self.names) if source is None else source)
         self.names.append(name)
         self.kinds.append(kind)
@@ -74,15 +73,15 @@ class Labels:
 
     @classmethod
     def unknown(cls, num_episodes: int) -> Labels:
-        """Labels of episodes of which nothing is known."""
+        """Labels of episodes without any information."""
         labels = cls()
         for number in range(num_episodes):
             labels.add(f"episode {number}")
         return labels
 
     def extend(self, other: Labels, numbers: Sequence[int], groups: Sequence[int]) -> None:
-        """Append some episodes of another table, by their `numbers` there and `groups` here; and
-        its embeddings."""
+        """Append episodes of another table, by their `numbers` there and `groups` here, and its
+        embeddings."""
         self.embed(other.embeddings)
         for number, group in zip(numbers, groups, strict=True):
             self.add(
@@ -95,18 +94,18 @@ class Labels:
             )
 
     def embed(self, embeddings: Mapping[str, list[float]]) -> None:
-        """Add vectors of sentences; refuses those that differ from what is here."""
+        """Add vectors of sentences; refuses a second, different vector of a sentence."""
         size = {len(vector) for vector in {**self.embeddings, **embeddings}.values()}
         if len(size) > 1:
             raise UsageError(
-                f"The embeddings of tasks have {' and '.join(map(str, sorted(size)))} numbers: one "
-                "encoder has to have made them all."
+                f"The embeddings of tasks have {' and '.join(map(str, sorted(size)))} numbers: "
+                "make them all with one encoder."
             )
         for sentence, vector in embeddings.items():
             if self.embeddings.setdefault(sentence, vector) != vector:
                 raise UsageError(
-                    f"The task '{sentence}' has two different embeddings: one encoder has to have "
-                    "made them all."
+                    f"The task '{sentence}' has two different embeddings: make them all with one "
+                    "encoder."
                 )
 
     @property
@@ -120,11 +119,11 @@ class Labels:
 
     @property
     def num_successes(self) -> int | None:
-        """None where it is not known of every episode."""
+        """None if the success of an episode is unknown."""
         return None if None in self.successes else sum(map(bool, self.successes))
 
     def to_json(self) -> Tree:
-        """Each sentence is written once, and episodes hold its number."""
+        """As JSON, with each sentence once and its number in the episodes."""
         sentences = {task: number for number, task in enumerate(dict.fromkeys(self.tasks))}
         return {
             "format": 1,
@@ -140,7 +139,7 @@ class Labels:
 
     @classmethod
     def parse(cls, document: Any, num_episodes: int, path: Path) -> Labels:
-        """The labels in a stranger's file at `path`; raises `DamagedStore`."""
+        """The labels in an untrusted document from `path`; raises `DamagedStore`."""
         sentences = document.get("sentences")
         if document.get("format") != 1 or not isinstance(sentences, list):
             raise DamagedStore(path, "does not describe the episodes of a dataset")
@@ -156,7 +155,7 @@ class Labels:
         if not all(0 <= g <= i and groups[g] == g for i, g in enumerate(groups)):
             raise DamagedStore(path, "has a group that does not begin with its own episode")
         if not all(0 <= task < len(sentences) for task in tasks):
-            raise DamagedStore(path, "names a task that is not in it")
+            raise DamagedStore(path, "has a task number without a sentence")
         columns["task"] = [sentences[task] for task in tasks]
         embeddings = document.get("embeddings", {})
         if not isinstance(embeddings, dict) or not all(map(_is_vector, embeddings.values())):

@@ -1,15 +1,15 @@
 """An append-only log of fixed-size records in block files: written once, hashed, memory-mapped.
 
-Records are written in order through the disk's own calls, so a full disk is an error and not a
-bus error, and read through read-only memory maps of the same pages. A block's SHA-256 runs along
-with its writing: naming what is on disk costs nothing that grows with it. A block is a sparse
-file of its full size from the start, so that one map of it lasts.
+Records are written in order by system calls, so that a full disk is an error and not a bus error,
+and read through read-only memory maps of the same pages. A block's SHA-256 is updated with every
+write, so that the cost of a checkpoint does not grow with the log. A block is a sparse file of its
+full size from the start, so that it is mapped once.
 
 Nothing before `count` is ever written again, and the log deletes nothing by itself. After a kill
-it is cut back to the count a checkpoint names; what follows is void and overwritten in place.
+it is truncated to the count in a checkpoint; what follows is overwritten in place.
 
 A block is hashed before it is first read, and its `Stamp` is kept. `check_unchanged` compares the
-stamps of all blocks in use before every save, and hashes again what has another one.
+stamps of all blocks in use before every save, and hashes blocks with another stamp again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,39 +32,17 @@ from etude.core.contracts import Array
 from etude.core.errors import Damaged, EtudeError
 from etude.core.progress import waiting
 from etude.core.trees import Tree
+from etude.runs.files import Disk, explain_os_errors
 
 T = TypeVar("T")
 _CHUNK = 1 << 20
 _LARGE = 4096
-"""Records from this size on take longer to copy than Python needs to handle one."""
-
-
+"""Bytes of a record from which copying takes longer than Python's overhead for one record."""
 _EXPECTED = 4 * _LARGE
-"""Bytes from which on it pays to ask the system for them beforehand: some pages."""
+"""Bytes from which requesting them from the system in advance is faster."""
 _TICK = 20_000_000
-"""Nanoseconds, at most, within which two writes may leave the same time: Linux counts in ticks of
-1 to 10 ms, and before 6.13 always."""
-
-
-class Disk(Protocol):
-    """The system calls that change a disk; `runs.files.Disk` is one."""
-
-    def mkdir(self, path: Path) -> None: ...
-    def open(self, path: Path, flags: int) -> int: ...
-    def write(self, fd: int, data: memoryview) -> int: ...
-    def fsync(self, fd: int) -> None: ...
-    def close(self, fd: int) -> None: ...
-    def truncate(self, fd: int, size: int) -> None: ...
-    def rename(self, old: Path, new: Path) -> None: ...
-    def unlink(self, path: Path) -> None: ...
-
-
-class StoreFault(EtudeError):
-    """The operating system refused a write."""
-
-    def __init__(self, message: str, code: int | None = None) -> None:
-        super().__init__(message)
-        self.errno = code
+"""Upper bound in ns on the time between two writes with the same time stamp: Linux counts in ticks
+of 1 to 10 ms, and always did before 6.13."""
 
 
 class DamagedStore(Damaged):
@@ -75,21 +53,11 @@ class DamagedStore(Damaged):
         self.what = what
 
 
-@contextmanager
-def explain_os_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an `OSError` into one sentence that names the path."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StoreFault(f"Could not {action} {path}: {reason}.", error.errno) from error
-
-
 def side_by_side(function: Callable[[T], object], items: Sequence[T]) -> None:
-    """Call a function with every item, a thread for each core; raise the first error.
+    """Call a function with every item, in one thread per core; raise the first error.
 
-    The calling thread takes items too and waits for no thread that has not begun: where memory is
-    refused to a thread of `concurrent.futures` between two items, its pool waits forever.
+    The calling thread takes items too and waits only for threads that have begun: a pool of
+    `concurrent.futures` waits forever if a thread gets no memory between two items.
     """
     left, errors, busy = deque(items), list[BaseException](), list[Any]()
 
@@ -110,7 +78,7 @@ def side_by_side(function: Callable[[T], object], items: Sequence[T]) -> None:
     locks = [_thread.allocate_lock() for _ in range(min(len(items), os.cpu_count() or 1))]
     for lock in locks:
         lock.acquire()
-    with suppress(RuntimeError):  # where no more threads can start, there are fewer
+    with suppress(RuntimeError):  # fewer threads if no more can start
         for lock in locks[1:]:
             _thread.start_new_thread(work, (lock,))
     work(locks[0])
@@ -133,18 +101,18 @@ class RecordLog:
         self._raw = np.dtype((np.void, dtype.itemsize))
         self._maps: dict[int, tuple[mmap.mmap, Array]] = {}
         self._unread: set[int] = set()
-        """Blocks that are still to be checked, before they are first read."""
+        """Blocks that have to be checked before they are first read."""
         self._stamps: dict[int, Stamp | None] = {}
-        """Blocks in use, as they were when their bytes were right; None: written to since."""
+        """Stamps of blocks in use when their bytes were last checked; None if written to since."""
         self.holds: Callable[[int, int], str] = _episodes
-        """What records start to stop belong to, in words."""
+        """Describes what records start to stop belong to, for messages."""
         self._sparse = False
-        """Whether only parts of records are read."""
+        """Whether only some fields of records are read."""
         self._sealed: dict[int, str] = {}
-        """SHA-256 of blocks that are complete."""
+        """SHA-256 of complete blocks."""
         self._running = hashlib.sha256()
         self._tails: dict[int, tuple[int, Any]] = {}
-        """Size and SHA-256 of blocks that end in tentative records, those included."""
+        """Size and SHA-256 of blocks that end in tentative records, with these."""
         self._fd, self._open_block = -1, -1
         self._dirty: set[int] = set()
 
@@ -152,7 +120,7 @@ class RecordLog:
         return self.folder / f"{self.name}-{block:012d}.bin"
 
     def append(self, records: Array, tentative: int = 0) -> None:
-        """Write records [m] at the end; the last `tentative` are not counted, and come again."""
+        """Append records [m]; the last `tentative` are not counted and will be appended again."""
         data = records.view(np.uint8).reshape(-1).data
         size, position = self.dtype.itemsize, self.count
         counted = position + len(records) - tentative
@@ -195,11 +163,11 @@ class RecordLog:
             self._running = hashlib.sha256()
 
     def gather(self, positions: Array, part: np.dtype[Any] | None = None) -> Array:
-        """The records at `positions` [m] int64, in that order: a copy of dtype [m].
+        """Copy the records at `positions` [m] int64, in that order.
 
-        Block by block in the order of the file, which is kind to a disk, then put in order.
-        part: some of the fields, packed. Of large records only these bytes are read, so that
-        images nobody looks at stay on the disk; small ones come whole, which is faster.
+        They are read block by block in the order of the file, and sorted afterwards. part: a dtype
+        with some of the fields, packed. Of large records only these are read, so that unused
+        images stay on the disk; small records are read whole, which is faster.
         """
         order = positions.argsort()
         if self.dtype.itemsize >= _LARGE:
@@ -214,16 +182,16 @@ class RecordLog:
         begin = 0
         for block, end in enumerate(sorted_positions.searchsorted(edges).tolist(), lowest):
             if begin < end:
-                # "clip" lets numpy write straight into `out`; no position is outside its block.
+                # With "clip" numpy writes directly into `out`; no position is outside its block.
                 self._map(block).take(inside[begin:end], 0, found[begin:end], "clip")
             begin = end
         back: Array = np.empty_like(order)
         back[order] = np.arange(len(order))
-        # Not `view`: numpy would compare the two dtypes field by field at every call.
+        # `view` would compare the two dtypes field by field at every call.
         return np.ndarray(len(order), self.dtype, found.take(back))
 
     def _gather_large(self, positions: Array, order: Array) -> Array:
-        """One after the other, straight to their places: images are dear to move twice."""
+        """Copy record by record to the final places, since moving images twice is expensive."""
         found: Array = np.empty(len(positions), self._raw)
         self._expect(positions[order], 0, self.dtype.itemsize)
         for i in order.tolist():
@@ -232,7 +200,7 @@ class RecordLog:
         return np.ndarray(len(found), self.dtype, found)
 
     def _gather_part(self, positions: Array, order: Array, part: np.dtype[Any]) -> Array:
-        """Some fields of large records: [m] of the dtype `part`."""
+        """Copy some fields of large records: [m] of the dtype `part`."""
         found: Array = np.empty(len(positions), part)
         self._sparse = True
         for name in part.names or ():
@@ -251,9 +219,10 @@ class RecordLog:
         return found
 
     def _expect(self, positions: Array, offset: int, size: int) -> None:
-        """Ask the system for bytes of records of a dataset all at once, before they are read.
+        """Request bytes of records of a dataset from the system all at once, before they are read.
 
-        A disk is slow at one after the other. What is still written to is mostly in memory.
+        A disk is slow if they are requested one after the other. A log that is still written is
+        mostly in memory.
         """
         wanted = size >= _EXPECTED and self._disk is None and hasattr(mmap, "MADV_WILLNEED")
         for position in positions.tolist() if wanted else ():
@@ -264,7 +233,7 @@ class RecordLog:
             self._maps[block][0].madvise(mmap.MADV_WILLNEED, page, start + size - page)
 
     def read(self, start: int, stop: int) -> Array:
-        """Records start to stop: a copy of dtype [stop - start]."""
+        """Copy records start to stop, [stop - start]."""
         parts = []
         while start < stop:
             block, inside = divmod(start, self.block_records)
@@ -275,15 +244,15 @@ class RecordLog:
         return whole.view(self.dtype)
 
     def _map(self, block: int) -> Array:
-        """The records of a block, as many as its file has: raw bytes, read-only.
+        """Map the records of a block that are in its file: raw bytes, read-only.
 
-        Reading a map of a file that was cut would end the process without a word, so its size is
-        asked for every time.
+        Reading a map of a truncated file would crash the process, so the size is checked every
+        time.
         """
         if block in self._maps:
             pages, found = self._maps[block]
             if pages.size() < found.nbytes:
-                raise self._damaged(block, "was cut while it was in use")
+                raise self._damaged(block, "was truncated while it was in use")
             return found
         if block in self._unread:
             self._check(block, *self._recorded(block))
@@ -296,15 +265,15 @@ class RecordLog:
         with explain_os_errors("map", path), open(path, "rb") as stream:
             pages = mmap.mmap(stream.fileno(), length * size_of, access=mmap.ACCESS_READ)
         if self._sparse and hasattr(mmap, "MADV_RANDOM"):
-            # Reading ahead would fetch what lies between the parts.
+            # Read-ahead would fetch the fields between those that are read.
             pages.madvise(mmap.MADV_RANDOM)
         found = np.frombuffer(pages, self._raw)
         self._maps[block] = pages, found
         return found
 
     def _check(self, block: int, size: int, expected: str, wrong: str = "is damaged") -> Any:
-        """The SHA-256 of a block's first bytes, which must be the one that was recorded."""
-        stamp = stamp_of(self.path(block), flush=True)  # first: later changes show
+        """Compute the SHA-256 of a block's first bytes, and refuse one that was not recorded."""
+        stamp = stamp_of(self.path(block), flush=True)  # before hashing: later changes show
         found = _hash_file(self.path(block), size)
         if found.hexdigest() != expected:
             raise self._damaged(block, f"{wrong}: its SHA-256 is not what was recorded")
@@ -312,18 +281,18 @@ class RecordLog:
         return found
 
     def _recorded(self, block: int) -> tuple[int, str]:
-        """How many bytes of a block were written, and their SHA-256."""
+        """The bytes of a block that were written, and their SHA-256."""
         if block in self._tails:
             size, sha = self._tails[block]
             return size, sha.hexdigest()
         return self._size_of(block), self._sealed.get(block) or self._running.hexdigest()
 
     def check_unchanged(self) -> None:
-        """Raise where a block in use no longer holds what was written to it.
+        """Raise if a block in use was changed.
 
-        A block with the stamp it had is not read. One with another stamp is, since links to a file
-        change its stamp, and so is one that was appended to. Where writes through memory maps leave
-        no trace (tmpfs), all are read.
+        A block with the same stamp is not read. A block with another stamp is read, because links
+        to a file change its stamp too, and so is a block that was appended to. If writes through
+        memory maps do not change the stamp (tmpfs), all are read.
         """
         stamps = sorted(self._stamps.items())
         unsure = bool(stamps) and not _maps_leave_traces(self.folder)
@@ -345,19 +314,18 @@ class RecordLog:
             return
         if now.inode == before.inode:
             raise EtudeError(
-                f"{path} was written to while it was in use. It holds the right bytes again, but "
-                "other bytes may have been learned from: `etude resume` goes on from the last "
-                "checkpoint."
+                f"{path} was written to while it was in use. It has the right bytes again, but the "
+                "run may have read other bytes: `etude resume` continues from the last checkpoint."
             )
-        self._maps.pop(block, None)  # an equal copy took its place: read that from now on
+        self._maps.pop(block, None)  # replaced by an equal copy, which is read from now on
 
     def _damaged(self, block: int, what: str) -> DamagedStore:
         start = block * self.block_records
         stop = min(start + self.block_records, self.count)
-        return DamagedStore(self.path(block), f"{what} (it holds {self.holds(start, stop)})")
+        return DamagedStore(self.path(block), f"{what} (it has {self.holds(start, stop)})")
 
     def sync(self) -> bool:
-        """Make all that was written durable; True if there was any, and names may be new."""
+        """Flush everything that was written; returns whether there was anything."""
         worked = bool(self._dirty)
         for block in sorted(self._dirty):
             fsync(self._writer(), self.path(block), os.O_RDWR)
@@ -365,7 +333,7 @@ class RecordLog:
         return worked
 
     def forget(self, first: int) -> None:
-        """Keep no map and no hash of blocks that hold nothing from record `first` on."""
+        """Drop maps and hashes of blocks before record `first`."""
         kept: dict[int, Any]
         for kept in (self._maps, self._sealed, self._stamps):
             for block in [b for b in kept if b < first // self.block_records]:
@@ -373,9 +341,9 @@ class RecordLog:
                 self._unread.discard(block)
 
     def state(self, first: int) -> Tree:
-        """What a checkpoint names: records `first` to `count`, and a SHA-256 for each block.
+        """The state for a checkpoint: records `first` to `count`, and a SHA-256 for each block.
 
-        The last block's covers what it holds so far. O(number of blocks), no byte is read.
+        The last block's covers its content so far. O(number of blocks); nothing is read.
         """
         blocks = self._blocks(first, self.count)
         running = self._running.hexdigest()
@@ -386,15 +354,15 @@ class RecordLog:
         }
 
     def load(self, state: Any, verify: bool) -> int:
-        """Cut back to what `state` names and return its first record.
+        """Truncate to `state` and return its first record.
 
-        Every file must be there and long enough. `verify` reads them all; without it each is read
-        before it is used, and at once only one that is written on, since its hash has to run on.
+        Every file must exist and be long enough. `verify` reads all of them; otherwise each is read
+        before it is used, and only the one that is continued is read now, for its running hash.
         """
         first, count, hashes = _check_state(state, self.folder / self.name)
         blocks = self._blocks(first, count)
         if len(hashes) != len(blocks):
-            raise DamagedStore(self.folder / self.name, "is described with other blocks")
+            raise DamagedStore(self.folder / self.name, "has a description of other blocks")
         self.close()
         self._maps.clear()
         self._sealed, self._unread, self._running = {}, set(), hashlib.sha256()
@@ -414,7 +382,7 @@ class RecordLog:
         return first
 
     def examine(self, state: Any) -> dict[Path, str]:
-        """What is wrong with each block that `state` names, "" for one that is whole."""
+        """The fault of each block of `state`, "" for an intact one."""
         first, self.count, hashes = _check_state(state, self.folder / self.name)
         found = {}
         for block, expected in zip(self._blocks(first, self.count), hashes, strict=False):
@@ -427,7 +395,7 @@ class RecordLog:
         return found
 
     def _size_of(self, block: int) -> int:
-        """Bytes of a block that hold records."""
+        """Bytes of the records in a block."""
         length = min(self.count - block * self.block_records, self.block_records)
         return length * self.dtype.itemsize
 
@@ -436,12 +404,12 @@ class RecordLog:
             raise self._damaged(block, f"is short: {size:,} bytes were written to it")
 
     def finish(self) -> None:
-        """Cut the last block to what it holds and delete blocks that hold nothing."""
+        """Truncate the last block to its records, and delete empty blocks."""
         disk = self._writer()
         self.close()
         last, inside = divmod(self.count, self.block_records)
         if inside:
-            with explain_os_errors("cut", self.path(last)):
+            with explain_os_errors("truncate", self.path(last)):
                 fd = disk.open(self.path(last), os.O_RDWR)
                 try:
                     disk.truncate(fd, inside * self.dtype.itemsize)
@@ -453,7 +421,7 @@ class RecordLog:
         self.delete(void)
 
     def files(self, wanted: Callable[[int], bool]) -> list[Path]:
-        """The block files on disk whose number is wanted, in order."""
+        """The block files on disk whose number is `wanted`, in order."""
         prefix, found = f"{self.name}-", []
         for name in sorted(os.listdir(self.folder)):
             number = name.removeprefix(prefix).removesuffix(".bin")
@@ -462,7 +430,7 @@ class RecordLog:
         return [path for number, path in found if wanted(number)]
 
     def delete(self, paths: list[Path]) -> None:
-        """Remove block files; maps of them stay readable until they are let go."""
+        """Delete block files; their maps stay readable until they are closed."""
         for path in paths:
             with explain_os_errors("delete", path), suppress(FileNotFoundError):
                 self._writer().unlink(path)
@@ -473,7 +441,7 @@ class RecordLog:
             self._unread.discard(block)
 
     def close(self) -> None:
-        """Let go of the file being written; what was written stays."""
+        """Close the file that is written."""
         if self._fd >= 0:
             fd, self._fd, self._open_block = self._fd, -1, -1
             self._writer().close(fd)
@@ -484,12 +452,12 @@ class RecordLog:
         return self._disk
 
     def _blocks(self, first: int, count: int) -> range:
-        """The blocks that hold records first to count."""
+        """The blocks of records first to count."""
         return range(first // self.block_records, -(-count // self.block_records))
 
 
 def fsync(disk: Disk, path: Path, flags: int) -> None:
-    """Flush a file or folder by its name: a new descriptor flushes what others wrote."""
+    """Flush a file or folder by its name: a new descriptor also flushes writes of others."""
     with explain_os_errors("flush", path):
         fd = disk.open(path, flags)
         try:
@@ -499,28 +467,28 @@ def fsync(disk: Disk, path: Path, flags: int) -> None:
 
 
 class Stamp(NamedTuple):
-    """What a file system says of a file. No program can set `ctime`, and every write does."""
+    """A file's attributes. Programs cannot set `ctime`, and every write changes it."""
 
     inode: int
     size: int
     mtime: int
     ctime: int
     settled: bool
-    """Whether `ctime` is old enough for the next write to leave another one."""
+    """Whether `ctime` is old enough for the next write to change it."""
 
 
 def stamp_of(path: Path, flush: bool = False) -> Stamp:
-    """The stamp of a plain file. It is opened for it: then NFS asks the server.
+    """The stamp of a plain file. It is opened, since NFS then asks the server.
 
-    flush: of writes to a page through a memory map only the first changes `ctime`, until the page
-    is flushed.
+    flush: only the first write to a page through a memory map changes `ctime`, until the page is
+    flushed.
     """
     with _opened(path) as fd:
         if flush:
             with suppress(OSError):  # not every read-only file system can
                 os.fsync(fd)
         found = os.fstat(fd)
-    whole_seconds = found.st_ctime_ns % 10**9 == 0  # all that some file systems keep
+    whole_seconds = found.st_ctime_ns % 10**9 == 0  # the resolution of some file systems
     tick = 2 * 10**9 if whole_seconds else _TICK
     return Stamp(
         found.st_ino,
@@ -533,7 +501,7 @@ def stamp_of(path: Path, flush: bool = False) -> Stamp:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A plain file open to read; anything else in its place is refused."""
+    """Open a plain file to read; anything else in its place is refused."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -553,10 +521,10 @@ _traces: dict[int, bool] = {}
 
 
 def _maps_leave_traces(folder: Path) -> bool:
-    """Whether writes through memory maps show in the times of files in a folder.
+    """Whether writes through memory maps change the times of files in a folder.
 
-    Tried on a file without a name, which nobody sees. Where none can be made they are taken to: of
-    the file systems in use, only tmpfs is known to be without.
+    Tried on a file without a name. If none can be made, True: of the file systems in use, only
+    tmpfs is known not to change them.
     """
     with explain_os_errors("look at", folder):
         device = os.stat(folder).st_dev
@@ -574,7 +542,7 @@ def _try_map(folder: Path) -> bool:
         os.write(fd, bytes(mmap.PAGESIZE))
         os.utime(fd, ns=(0, 0))
         with mmap.mmap(fd, mmap.PAGESIZE) as pages:
-            pages[0] += 1  # read first: tmpfs then gives the page out for good
+            pages[0] += 1  # reads first, so that tmpfs maps the page for good
             return os.fstat(fd).st_mtime_ns != 0
     except OSError:
         return True
@@ -583,18 +551,18 @@ def _try_map(folder: Path) -> bool:
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a plain file; anything else in its place is refused."""
+    """Size of a plain file; anything else in its place is refused."""
     try:
         found = os.lstat(path)
     except OSError as error:
         raise DamagedStore(path, "is missing") from error
-    if not stat.S_ISREG(found.st_mode):  # a link could lead anywhere, a pipe would wait forever
+    if not stat.S_ISREG(found.st_mode):  # a link could lead anywhere, a pipe would block forever
         raise DamagedStore(path, "is not a plain file")
     return found.st_size
 
 
 def _hash_file(path: Path, size: int) -> Any:
-    """A SHA-256 that has seen the first `size` bytes; reading, not mapping, reports bad disks."""
+    """Hash the first `size` bytes of a file; unlike a map, reading reports disk errors."""
     sha, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     with explain_os_errors("read", path), open(path, "rb", buffering=0) as stream:
         while size and (length := stream.readinto(buffer[: min(size, _CHUNK)])):
@@ -608,7 +576,7 @@ def _episodes(start: int, stop: int) -> str:
 
 
 def _check_state(state: Any, where: Path) -> tuple[int, int, list[str]]:
-    wrong = DamagedStore(where, "is described wrongly")
+    wrong = DamagedStore(where, "has an invalid description")
     if not isinstance(state, dict) or set(state) != {"first", "count", "sha256"}:
         raise wrong
     first, count, hashes = state["first"], state["count"], state["sha256"]

@@ -1,14 +1,14 @@
-"""Datasets that share files: a manifest of shards, and a table of what is taken of them.
+"""Datasets that share files: a manifest of shards, and a table of episodes in them.
 
     dataset.json       the shards by hash, and the hashes of the two tables
     episodes.bin       one `ENTRY` per episode: shard, episode in it, first step, length, return
-    labels.json        what is known of each episode, see `Labels`
-    shards/<hash>/     a sealed `EpisodeStore` each, by hard links that datasets share
+    labels.json        names, tasks and success of the episodes, see `Labels`
+    shards/<hash>/     a sealed `EpisodeStore` each, whose files datasets share by hard links
 
-A shard never changes, so to add, merge, filter or clip is to write another table: no step is
-copied. A dataset that was imported or recorded is a sealed store by itself, which is one shard with
-all of its episodes. `open_episodes` opens either; both are drawn from alike. All that a dataset
-consists of is in its folder: a manifest names no path, so a stranger's reads nothing but itself.
+A shard never changes, so datasets are added, merged, filtered and clipped by writing another table,
+without copying steps. A dataset that was imported or recorded is a sealed store, which counts as
+one shard with all of its episodes. `open_episodes` opens either. A manifest contains no paths, so
+an untrusted one cannot read files outside its folder.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.data.store.episodes import EpisodeStore, StoreGeometry
-from etude.data.store.files import DESCRIPTION, Described, read_geometry, read_json
+from etude.data.store.files import DESCRIPTION, WatchedFiles, read_geometry, read_json
 from etude.data.store.labels import LABELS, Labels
-from etude.data.store.log import DamagedStore, explain_os_errors, file_size
+from etude.data.store.log import DamagedStore, file_size
 from etude.data.store.sampling import Transitions
+from etude.runs.files import explain_os_errors
 
 MANIFEST, TABLE, SHARDS = "dataset.json", "episodes.bin", "shards"
 FORMAT, VERSION = "etude-dataset", 1
@@ -45,27 +46,27 @@ _MOST_SHARDS = 100_000
 
 
 class Dataset:
-    """Episodes of several sealed stores in one order; see the module's text."""
+    """Episodes of several sealed stores as one dataset; the module's docstring has the layout."""
 
     lanes = 1
 
     def __init__(
         self, path: Path, shards: Sequence[EpisodeStore], table: Array, labels: Labels, seal: str
     ) -> None:
-        """table: [episodes] of `ENTRY`, checked; seal: the hash of all of it."""
+        """table: [episodes] of `ENTRY`, checked; seal: the hash of the dataset."""
         self.path, self.shards, self.table, self.labels = path, shards, table, labels
         self._seal = seal
-        self._described = Described(path, (MANIFEST, TABLE, LABELS), seal)
+        self._described = WatchedFiles(path, (MANIFEST, TABLE, LABELS), seal)
         whole = [shard.lengths for shard in shards]
         lengths = np.zeros(len(table), np.int64)
         for s, rows in _by_shard(table["shard"]):
             lengths[rows] = whole[s][table["episode"][rows]]
         self._cut: Array = table["start"] + table["length"] < lengths
-        """[episodes] bool: ends before the episode in the shard does."""
+        """[episodes] bool: ends before the episode in the shard."""
 
     @classmethod
     def open(cls, path: Path, reads: Collection[str] | None = None) -> Dataset:
-        """As `EpisodeStore.open`: blocks are checked when they are first read, all else now."""
+        """Open a dataset; blocks are checked when they are first read, everything else now."""
         path = Path(path)
         document, names = _read_manifest(path)
         geometries = [read_geometry(path / SHARDS / name) for name in names]
@@ -84,7 +85,7 @@ class Dataset:
 
     @cached_property
     def geometry(self) -> StoreGeometry:
-        """What a step has in all shards, and the longest episode."""
+        """The fields that steps have in all shards, and the length of the longest episode."""
         return shared_geometry([s.geometry for s in self.shards], int(self.lengths.max(initial=1)))
 
     @property
@@ -107,16 +108,16 @@ class Dataset:
 
     @property
     def time(self) -> int:
-        """Steps in all, as of a store with one lane."""
+        """All steps, as in a store with one lane."""
         return self.num_transitions
 
     @property
     def disk_bytes(self) -> int:
-        """What the blocks of all shards take on disk; other datasets may share them."""
+        """Bytes of all shards on disk; other datasets may share them."""
         return sum(shard.disk_bytes for shard in self.shards)
 
     def transitions(self, places: Array, offsets: Array) -> Transitions:
-        """Steps `offsets` [n] of the episodes `places` [n], and what followed."""
+        """Steps `offsets` [n] of the episodes `places` [n], with next observations."""
         entries = self.table[places]
         steps = self._joined(
             entries, lambda shard, rows: _flat(shard.transitions(*_located(entries, offsets, rows)))
@@ -133,13 +134,13 @@ class Dataset:
         )
 
     def column(self, name: str, places: Array, offsets: Array) -> Array:
-        """One field, read alone."""
+        """One field of steps `offsets` [n] of the episodes `places` [n]."""
         return self.columns((name,), places, offsets)[name]
 
     def _joined(
         self, entries: Array, read: Callable[[EpisodeStore, Any], dict[str, Array]]
     ) -> dict[str, Array]:
-        """What is `read` of each shard for its rows of `entries`, in the order of the entries."""
+        """Read each shard's rows of `entries`, and join the arrays in the order of the entries."""
         parts = [(rows, read(self.shards[s], rows)) for s, rows in _by_shard(entries["shard"])]
         if len(parts) == 1:
             return parts[0][1]
@@ -150,7 +151,7 @@ class Dataset:
         return joined
 
     def episode(self, number: int) -> tuple[Transitions, float]:
-        """One episode: its T transitions, its return."""
+        """One episode: its T transitions and its return."""
         if not 0 <= number < self.num_episodes:
             raise UsageError(f"{self.path} holds {self.num_episodes:,} episodes, not {number:,}.")
         length = int(self.table["length"][number])
@@ -163,22 +164,22 @@ class Dataset:
             shard.check_blocks()
 
     def check_unchanged(self) -> None:
-        """Raise where a file of it that is in use was changed."""
+        """Raise if a file that is in use was changed."""
         for shard in self.shards:
             shard.check_unchanged()
         self._described.check_unchanged(lambda: open_episodes(self.path, ()).seal_sha256)
 
     @property
     def seal_sha256(self) -> str:
-        """The hash that a dataset is known by: of all that it holds."""
+        """The hash of all content of the dataset."""
         return self._seal
 
     def state_dict(self) -> Tree:
-        """A dataset has no state but its own hash."""
+        """The hash of the dataset, which never changes."""
         return {"sealed_sha256": self._seal}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Refuses a state that was learned from other data."""
+        """Refuse the state of a run on other data."""
         if state.get("sealed_sha256") != self._seal:
             raise EtudeError(f"{self.path} is not the data this run was started with.")
 
@@ -192,24 +193,24 @@ Episodes = EpisodeStore | Dataset
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a folder has an episode store or a manifest of several, whole or not."""
+    """Whether a folder has an episode store or a manifest, intact or not."""
     found = any(os.path.lexists(path / name) for name in (DESCRIPTION, MANIFEST))
     return path.is_dir() and found
 
 
 def open_episodes(path: Path, reads: Collection[str] | None = None) -> Episodes:
-    """A finished dataset to read. reads: the observations that steps come with, None for all."""
+    """Open a finished dataset. reads: the observations of each step to read, None for all."""
     kind = Dataset if os.path.lexists(Path(path) / MANIFEST) else EpisodeStore
     return kind.open(Path(path), reads)
 
 
 def shards_of(data: Episodes) -> Sequence[EpisodeStore]:
-    """The sealed stores that a dataset consists of."""
+    """The sealed stores of a dataset."""
     return data.shards if isinstance(data, Dataset) else [data]
 
 
 def table_of(data: Episodes) -> Array:
-    """[episodes] of `ENTRY`: what a dataset takes of its shards."""
+    """[episodes] of `ENTRY`: the episodes of a dataset in its shards."""
     if isinstance(data, Dataset):
         return data.table.copy()
     table: Array = np.zeros(data.num_episodes, ENTRY)
@@ -219,7 +220,7 @@ def table_of(data: Episodes) -> Array:
 
 
 def geometry_of(path: Path) -> StoreGeometry:
-    """What the steps of a dataset have, from its small files alone."""
+    """The fields of a dataset, read from its small files alone."""
     if not os.path.lexists(path / MANIFEST):
         return read_geometry(path)
     geometries = [read_geometry(path / SHARDS / name) for name in _read_manifest(path)[1]]
@@ -227,7 +228,7 @@ def geometry_of(path: Path) -> StoreGeometry:
 
 
 def examine(path: Path) -> dict[Path, str]:
-    """What is wrong with each file of a dataset, "" for one that is whole."""
+    """The fault of each file of a dataset, "" for intact files."""
     if not os.path.lexists(path / MANIFEST):
         return EpisodeStore.examine(path)
     found: dict[Path, str] = {}
@@ -244,25 +245,25 @@ def examine(path: Path) -> dict[Path, str]:
 
 
 def shared_observations(all_of_them: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The observations that are the same in all, in the order of the first."""
+    """The observations that all have in the same size, in the order of the first."""
     first = all_of_them[0]
     return [n for n, spec in first.items() if all(o.get(n) == spec for o in all_of_them)]
 
 
 def shared_geometry(geometries: Sequence[StoreGeometry], longest: int) -> StoreGeometry:
-    """Of the fields that all have in the same size; refuses data that shares too little."""
+    """The geometry of the fields that all have in the same size; refuses too few of them."""
     specs = [geometry.specs for geometry in geometries]
     if any(s["actions"] != specs[0]["actions"] for s in specs):
-        raise UsageError("The datasets have actions of different sizes: keep them apart.")
+        raise UsageError("The datasets have actions of different sizes and cannot be one dataset.")
     names = set(shared_observations(specs))
     kept = {name: spec for name, spec in specs[0].items() if name in names}
     if not shared_observations([g.observations for g in geometries]):
-        raise UsageError("The datasets have no observation in common: keep them apart.")
+        raise UsageError("The datasets have no observation in common and cannot be one dataset.")
     return StoreGeometry(kept, lanes=1, max_episode_steps=longest)
 
 
 def _by_shard(shards: Array) -> list[tuple[int, Any]]:
-    """(shard, its rows) of a column of shards; a slice of everything where there is one."""
+    """(shard, its rows) of a column of shards; a slice of all rows if there is one shard."""
     if not len(shards):
         return []
     if (shards == shards[0]).all():
@@ -271,7 +272,7 @@ def _by_shard(shards: Array) -> list[tuple[int, Any]]:
 
 
 def _located(entries: Array, offsets: Array, rows: Any) -> tuple[Array, Array]:
-    """Episodes and offsets of steps as their shard counts them."""
+    """Episodes and offsets of steps within their shard."""
     return entries["episode"][rows], entries["start"][rows] + offsets[rows]
 
 
@@ -285,7 +286,7 @@ def _flat(steps: Transitions) -> dict[str, Array]:
 
 
 def _nested(flat: dict[str, Array], field: str) -> Any:
-    """One field of `Transitions` again."""
+    """One field of `Transitions` from flat arrays."""
     if (array := flat.get(f"{field}/")) is not None:
         return array
     prefix = f"{field}/"
@@ -293,14 +294,14 @@ def _nested(flat: dict[str, Array], field: str) -> Any:
 
 
 def aligned(num: int, like: Array) -> Array:
-    """[num, ...] at an address of 64 bytes, see `Columns`."""
+    """An array [num, ...] at an address of 64 bytes, see `Columns`."""
     shape = (num, *like.shape[1:])
     size = int(np.prod(shape)) * like.dtype.itemsize
     return torch.empty(size, dtype=torch.uint8).numpy().view(like.dtype).reshape(shape)
 
 
 def _read_manifest(path: Path) -> tuple[Tree, list[str]]:
-    """The manifest of a dataset, and the names of its shards; a stranger's, so it is checked."""
+    """Read and check the manifest of a dataset; returns it and the names of its shards."""
     document = read_json(path / MANIFEST)
     if document.get("format") != FORMAT or document.get("version") != VERSION:
         raise DamagedStore(path / MANIFEST, "does not describe a dataset of this version")
@@ -322,7 +323,7 @@ def _read_table(path: Path, sha256: str) -> Array:
 
 
 def _check_table(table: Array, shards: Sequence[EpisodeStore], path: Path) -> None:
-    """Refuse entries that point outside of their shards."""
+    """Refuse entries outside of their shards."""
     sane = (table["shard"] >= 0) & (table["shard"] < len(shards))
     sane &= (table["start"] >= 0) & (table["length"] >= 1) & np.isfinite(table["return"])
     for s, rows in _by_shard(np.where(sane, table["shard"], -1)):
@@ -331,8 +332,8 @@ def _check_table(table: Array, shards: Sequence[EpisodeStore], path: Path) -> No
         lengths, episodes = shards[s].lengths, table["episode"][rows]
         inside = (episodes >= 0) & (episodes < len(lengths))
         whole = lengths[np.where(inside, episodes, 0)]
-        # Not a sum, which could wrap around.
+        # A difference, since a sum could overflow.
         inside &= table["start"][rows] <= whole - table["length"][rows]
         sane[rows] &= inside
     if not sane.all():
-        raise DamagedStore(path, f"is wrong at episode {np.argmin(sane):,}")
+        raise DamagedStore(path, f"is invalid at episode {np.argmin(sane):,}")

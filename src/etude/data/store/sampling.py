@@ -1,4 +1,4 @@
-"""What is drawn from an episode store, and the index of its episodes that draws go by."""
+"""Minibatches of an episode store: transitions, subsets, the index of episodes, pictures."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _ALIGNED = 64
 
 
 class Transitions(NamedTuple):
-    """Steps and what followed them; leading axes [num], or [subsets, steps] in `Subsets`."""
+    """Steps with next observations; leading axes [num], or [subsets, steps] in `Subsets`."""
 
     obs: Observations
     actions: Array
     rewards: Array
-    """float32, as the environment gave them: a reward source may relabel them later."""
+    """float32, of the environment; a reward source may relabel them later."""
     terminated: Array
     """bool: the value of the future is 0."""
     truncated: Array
     """bool: time ran out; the value of the future is V(next_obs)."""
     next_obs: Observations
-    """What the step led to; where an episode ended, what it ended on and not the reset."""
+    """Next observations; at the end of an episode its last observation, not that of the reset."""
 
     def folded(self, shape: tuple[int, ...]) -> Transitions:
-        """The same with the leading axis [m] as `shape`."""
+        """Reshape the leading axis [m] to `shape`."""
         return Transitions(*(_folded(arrays, shape) for arrays in self))
 
     def flat(self) -> Transitions:
-        """The same with the leading axes [subsets, steps] as one."""
+        """Flatten the leading axes [subsets, steps]."""
         return Transitions(*(_folded(arrays, (-1,), 2) for arrays in self))
 
 
@@ -51,11 +51,11 @@ class Subsets(NamedTuple):
 
 
 def choose(generator: np.random.Generator, lengths: Array, num: int) -> Array:
-    """`num` indices below each of `lengths` [subsets], without replacement where they suffice.
+    """Draw `num` indices below each of `lengths` [subsets], without replacement if possible.
 
-    Floyd's method: an exact uniform subset from `num` draws, whatever the length. Random keys and
-    a partition would cost O(length), and draws with rejection get slow as `num` nears it. The
-    loop in Python takes .1 us an index. The order within a subset means nothing.
+    Floyd's method: an exact uniform subset from `num` draws, for every length. Random keys and a
+    partition would cost O(length), and rejection gets slow as `num` approaches the length. The
+    loop in Python takes .1 us per index. The order within a subset has no meaning.
 
     Returns [subsets, num] int64.
     """
@@ -71,22 +71,22 @@ def choose(generator: np.random.Generator, lengths: Array, num: int) -> Array:
         picks = chosen[row]
         for i, pick in enumerate(picks):
             if pick in taken:
-                # The i-th draw is from low + i + 1 numbers, of which the last was not on offer
-                # before: it stands in for one that is taken.
+                # The i-th draw is from low + i + 1 numbers, the last of which is new: it replaces
+                # a number that is taken.
                 picks[i] = pick = low + i
             taken.add(pick)
     return np.array(chosen, np.int64).reshape(drawn.shape)
 
 
 class Guide:
-    """Finds which episode a step belongs to, in about as long for a million episodes as for few.
+    """Finds the episode of a step, in about the same time for a million episodes as for few.
 
-    A search by halves looks at twenty far places of a large table; here the steps are cut into as
-    many equal parts as there are episodes, and the first episode of each part is known.
+    A binary search reads twenty distant entries of a large table. Here the steps are divided into
+    as many equal parts as there are episodes, and the first episode of each part is stored.
     """
 
     _HOPS = 4
-    """Episodes looked at from there on, before the rest is left to a search by halves."""
+    """Episodes that are tried from there on, before the rest is left to a binary search."""
 
     def __init__(self, ends: Array) -> None:
         """ends: [episodes] int64, ascending: the steps up to the end of each episode."""
@@ -94,10 +94,10 @@ class Guide:
         total = int(ends[-1]) if len(ends) else 0
         self._width = max(1, total // max(1, len(ends)))
         first = ends.searchsorted(np.arange(0, total, self._width), "right")
-        self._first: Array = first.astype(np.int32)  # half as much memory to look into
+        self._first: Array = first.astype(np.int32)  # half the memory
 
     def find(self, steps: Array) -> Array:
-        """[n] int64: the episodes of `steps` [n], as `ends.searchsorted(steps, "right")`."""
+        """[n] int64: the episodes of `steps` [n], equal to `ends.searchsorted(steps, "right")`."""
         found: Array = self._first[steps // self._width].astype(np.int64)
         for _ in range(self._HOPS):
             short = self._ends[found] <= steps
@@ -110,21 +110,21 @@ class Guide:
 
 
 class Columns:
-    """Makes the arrays of a batch, {name: [m, ...]}, in one piece of memory.
+    """Allocates the arrays of a minibatch, {name: [m, ...]}, in one block of memory.
 
-    Each is at an address of 64 bytes: matrix kernels may round differently at others, and a batch
-    drawn again has to give the same bits. One allocation, since a small batch would otherwise
-    spend most of its time on them.
+    Each is at an address of 64 bytes: matrix kernels may round differently at other alignments,
+    and a minibatch has to have the same bits when it is drawn again. A small minibatch would spend
+    most of its time on several allocations.
     """
 
     def __init__(self, specs: Mapping[str, ArraySpec], frames: Frames | None = None) -> None:
-        """frames: where compressed pictures are fetched from."""
+        """frames: the compressed pictures, if there are any."""
         self._frames = frames
         self._encoded = frames.encoded if frames is not None else {}
         self._fields = [(n, s.shape, np.dtype(s.dtype), s.num_bytes) for n, s in specs.items()]
 
     def fill(self, records: Array) -> dict[str, Array]:
-        """The fields of `records` [m], each in an array of its own."""
+        """Copy each field of `records` [m] into an array."""
         num, end, offsets = len(records), 0, []
         for *_, size in self._fields:
             offsets.append(end)
@@ -152,19 +152,19 @@ def _folded(arrays: Any, shape: tuple[int, ...], axes: int = 1) -> Any:
 class EpisodeIndex:
     """A queue of finished episodes, then the open one of each lane; 24 bytes each.
 
-    Finished episodes are in the order they ended, so the ones held are always a range of
-    numbers. An entry's place counts from the oldest held.
+    Finished episodes are in the order in which they ended, so those in the store are always a range
+    of numbers. An entry's place counts from the oldest.
     """
 
     def __init__(self, lanes: int, first: int = 0) -> None:
         self.first = first
-        """The number of the oldest episode held, counted from the store's very first."""
+        """The number of the oldest episode, counted from the first of the store."""
         self._lanes, self._low, self._high = lanes, 0, 0
         size = 64 + lanes
         self._starts: Array = np.zeros(size, np.int64)
         self._returns: Array = np.zeros(size, np.float64)
         self._before: Array = np.zeros(size + 1, np.int64)
-        """Steps of all entries before each one; one more than there are entries."""
+        """Steps of all entries before each one, with one more number at the end."""
 
     def __len__(self) -> int:
         return self._high - self._low
@@ -175,7 +175,7 @@ class EpisodeIndex:
 
     @property
     def num_steps(self) -> int:
-        """Of finished and open episodes."""
+        """Steps of finished and open episodes."""
         return int(self._before[self._high + self._lanes] - self._before[self._low])
 
     @property
@@ -194,9 +194,9 @@ class EpisodeIndex:
         return self._returns[self._low : self._high]
 
     def append(self, table: Array, open_starts: Array, open_lengths: Array) -> None:
-        """Episodes that ended, `INDEX` records in the order they did; and what is open now.
+        """Append ended episodes, `INDEX` records in the order of their ends, and set the open ones.
 
-        open_starts: [lanes] slots; open_lengths: [lanes] steps so far, maybe 0.
+        open_starts: [lanes] slots; open_lengths: [lanes] steps so far, possibly 0.
         """
         more = len(table) + self._lanes
         self._make_room(more)
@@ -208,16 +208,16 @@ class EpisodeIndex:
         self._high = low + len(table)
 
     def evict(self, excess: int) -> None:
-        """Let the oldest episodes go until at least `excess` observations went with them."""
+        """Evict the oldest episodes, until at least `excess` observations are evicted."""
         while excess > 0 and self._low < self._high:
             excess -= int(self._before[self._low + 1] - self._before[self._low]) + 1
             self._low += 1
             self.first += 1
 
     def locate(self, steps: Array) -> tuple[Array, Array]:
-        """Places [n] and offsets [n] of the `steps`-th of all steps held; O(log episodes) each.
+        """Places [n] and offsets [n] of the `steps`-th of all steps; O(log episodes) each.
 
-        Finished episodes come first, so a number below `num_finished_steps` finds one of them.
+        Finished episodes come first: numbers below `num_finished_steps` are steps of these.
         """
         before = self._before[self._low : self._high + self._lanes]
         wanted = steps + before[0]
@@ -225,13 +225,13 @@ class EpisodeIndex:
         return places, wanted - before[places]
 
     def look_up(self, places: Array) -> tuple[Array, Array]:
-        """Slots of first steps [n], and lengths [n], of entries."""
+        """Slots of the first steps [n] and lengths [n] of entries."""
         entries = places + self._low
         lengths: Array = self._before[entries + 1] - self._before[entries]
         return self._starts[entries], lengths
 
     def _make_room(self, more: int) -> None:
-        """Move to the front, with as much room again as is needed: amortised O(1) an episode."""
+        """Move entries to the front and double the capacity: amortised O(1) per episode."""
         if self._high + more <= len(self._starts):
             return
         held, size = len(self), 2 * (len(self) + more)
@@ -246,7 +246,7 @@ class EpisodeIndex:
 BYTE = np.dtype("u1")
 _QUALITY = 95
 _MOST = 1 << 28
-"""Bytes of one picture: more is a damaged pointer."""
+"""Bytes of one picture; a larger number is damage."""
 
 
 class Frames:
@@ -261,7 +261,7 @@ class Frames:
         self._image, self._log, self.encoded, self._specs = Image, log, encoded, specs
 
     def store(self, obs: Observations) -> Observations:
-        """obs {name: [T + 1, ...]} with pointers [T + 1, 2] int64 in place of pictures."""
+        """Append pictures of obs {name: [T + 1, ...]}; pointers [T + 1, 2] int64 replace them."""
         kept = dict(obs)
         for field, kind in self.encoded.items():
             name, shape = field.removeprefix(OBS), self._specs[field].shape
@@ -284,11 +284,11 @@ class Frames:
         return stream.getvalue()
 
     def fetch(self, pointers: Array, out: Array) -> None:
-        """Put the pictures at `pointers` [n, 2] into `out` [n, height, width, channels]."""
+        """Decode the pictures at `pointers` [n, 2] into `out` [n, height, width, channels]."""
         height, width, channels = out.shape[1:]
         for i, (start, size) in enumerate(pointers.tolist()):
             if not (start >= 0 and 0 < size <= _MOST and start + size <= self._log.count):
-                raise self._wrong(f"names a picture at {start:,} that is not there")
+                raise self._wrong(f"has no picture at {start:,}, to which a step points")
             data = self._log.read(start, start + size).tobytes()
             try:
                 with self._image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:

@@ -1,8 +1,7 @@
 """The task of an episode as an observation: the vector of its sentence.
 
-Where the dataset has embeddings of its sentences (`etude data add-embeddings`), that is the vector.
-Otherwise it is a one-hot: the number of the sentence among all different ones, sorted. Nothing is
-stored for it with the steps.
+The vector is the sentence's embedding if the dataset has embeddings (`etude data add-embeddings`),
+otherwise a one-hot of the sentence among all different ones, sorted. It is not stored with steps.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import UsageError
-from etude.data.sentences import TASK, shown
+from etude.data.sentences import TASK, quoted
 from etude.data.store.geometry import OBS, StoreGeometry
 from etude.data.store.manifest import (
     Dataset,
@@ -30,7 +29,7 @@ from etude.data.store.manifest import (
 from etude.data.store.sampling import Transitions
 
 _MOST_HOT = 4_096
-"""Sentences of a one-hot."""
+"""Largest size of a one-hot."""
 
 
 class DatasetWithTask(Dataset):
@@ -42,7 +41,7 @@ class DatasetWithTask(Dataset):
         """[sentences, n] float32."""
         place = {sentence: number for number, sentence in enumerate(sentences)}
         self._tasks: Array = np.array([place[task] for task in data.labels.tasks], np.int64)
-        """[episodes]: the place of its sentence."""
+        """[episodes]: the number of the sentence."""
         self.sentences = dict(zip(sentences, map(tuple, self._vectors.tolist()), strict=True))
         """{sentence: vector}."""
 
@@ -53,16 +52,18 @@ class DatasetWithTask(Dataset):
     def columns(self, names: Collection[str], places: Array, offsets: Array) -> dict[str, Array]:
         stored = [name for name in names if name != OBS + TASK]
         found = super().columns(stored, places, offsets) if stored else {}
-        return found if len(stored) == len(names) else {**found, OBS + TASK: self._told(places)}
+        if len(stored) < len(names):
+            found = {**found, OBS + TASK: self._task_vectors(places)}
+        return found
 
     def transitions(self, places: Array, offsets: Array) -> Transitions:
         steps = super().transitions(places, offsets)
-        told = self._told(places)
+        task = self._task_vectors(places)
         return steps._replace(
-            obs={**steps.obs, TASK: told}, next_obs={**steps.next_obs, TASK: told}
+            obs={**steps.obs, TASK: task}, next_obs={**steps.next_obs, TASK: task}
         )
 
-    def _told(self, places: Array) -> Array:
+    def _task_vectors(self, places: Array) -> Array:
         """[n, size] float32: the vectors of the tasks of the episodes `places` [n]."""
         found = aligned(len(places), self._vectors)
         np.take(self._vectors, self._tasks[places], axis=0, out=found)
@@ -70,15 +71,14 @@ class DatasetWithTask(Dataset):
 
 
 def open_with_task(path: Path, reads: Collection[str]) -> Episodes:
-    """A dataset to learn from; with the observation "task" where that is among what is read, and
-    the steps do not have one of their own."""
+    """Open a dataset, with the observation "task" if it is read and not stored with the steps."""
     data = open_episodes(path, reads)
     return DatasetWithTask(data) if TASK in reads and TASK not in data.geometry.specs else data
 
 
 def geometry_with_task(path: Path) -> StoreGeometry:
-    """What the steps of a dataset have; with the observation "task" where there are several
-    tasks, or embeddings of them: then a policy has to be told which."""
+    """The fields of a dataset, with the observation "task" if there are several tasks or
+    embeddings of them."""
     geometry = geometry_of(path)
     if TASK in geometry.observations:
         return geometry
@@ -91,7 +91,7 @@ def geometry_with_task(path: Path) -> StoreGeometry:
 
 
 def sentences_of(path: Path) -> dict[str, tuple[float, ...]]:
-    """{sentence: vector} of a dataset, with which a policy is told its task."""
+    """{sentence: vector} of a dataset, for policies that take their task as an observation."""
     data = open_episodes(path, ())
     data.close()
     sentences, vectors = _embedded(data)
@@ -99,12 +99,12 @@ def sentences_of(path: Path) -> dict[str, tuple[float, ...]]:
 
 
 def sentences_in(data: Episodes) -> dict[str, tuple[float, ...]]:
-    """The same of a dataset that is open; {} where it is read without its tasks."""
+    """{sentence: vector} of an open dataset; {} if it is read without its tasks."""
     return data.sentences if isinstance(data, DatasetWithTask) else {}
 
 
 def _embedded(data: Episodes) -> tuple[list[str], Array]:
-    """Sentences, sorted, and their vectors [sentences, n] float32."""
+    """Sorted sentences and their vectors [sentences, n] float32."""
     labels = data.labels
     distinct = sorted(set(labels.tasks))
     if not labels.embeddings:
@@ -116,7 +116,7 @@ def _embedded(data: Episodes) -> tuple[list[str], Array]:
         return distinct, np.eye(len(distinct), dtype=np.float32)
     if lacking := [task for task in distinct if task not in labels.embeddings]:
         raise UsageError(
-            f"{data.path} has no embedding of {shown(lacking)}: give it with "
+            f"{data.path} has no embedding of {quoted(lacking)}: give it with "
             "`etude data add-embeddings`."
         )
     sentences = sorted(labels.embeddings)

@@ -1,4 +1,4 @@
-"""Chosen episodes of a sealed store, drawn from as the store draws from all."""
+"""Minibatches of some episodes of a sealed dataset."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from etude.data.store.sampling import Guide, Subsets, Transitions, choose
 
 
 class Windows(NamedTuple):
-    """Observations around steps, and the actions from there on."""
+    """Observations around steps, and the actions that follow."""
 
     obs: Observations
-    """{name: [n, past + 1 + ahead, ...]}: up to a step and beyond it; before an episode's first
-    step its first observation, after its last step its last."""
+    """{name: [n, past + 1 + ahead, ...]}: before and after a step; before an episode's first step
+    its first observation, after its last step its last."""
     actions: Array
-    """[n, actions, dims]: from the step on; after an episode's last action, that action."""
+    """[n, actions, dims]: from the step on; after an episode's last action, that action again."""
     valid: Array
     """[n, actions] bool: the action belongs to the episode."""
 
 
 class EpisodesOf:
-    """Episodes of a sealed store, whole ones before clips of them."""
+    """Episodes of a sealed dataset: whole ones, then clips of them."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class EpisodesOf:
         action: ActionSpec | None = None,
         lengths: Array | None = None,
     ) -> None:
-        """numbers: [n] int64, counted from the oldest held; the store no longer changes.
+        """numbers: [n] int64, of the episodes in the dataset.
 
-        action: what the stored actions are for. Those drawn are then a policy's, in [-1, 1].
-        lengths: [n] int64, how many of its first steps each has; None for all of them.
+        action: the action space of the stored actions, which are then scaled to [-1, 1].
+        lengths: [n] int64, the number of first steps that each has; None for all steps.
         """
         self._store, self.numbers, self._action = store, numbers, action
         self.path, self.time, self.lanes = store.path, store.time, store.lanes
@@ -54,7 +54,7 @@ class EpisodesOf:
         self.returns: Array = store.returns[numbers]
         self.returns[clips] = _sums(store, numbers[clips], self.lengths[clips])
         self.num_episodes, self.num_clips = len(numbers), len(clips)
-        self.num_evicted = 0  # as a store that still grows counts them
+        self.num_evicted = 0  # a replay store has this too
         self._ends: Array = np.cumsum(self.lengths)
         self._whole = np.flatnonzero(~self._is_clip)
         edges = np.append(0, np.cumsum(self.lengths[self._whole]))
@@ -64,18 +64,18 @@ class EpisodesOf:
 
     @property
     def num_whole(self) -> int:
-        """Episodes that are not clips."""
+        """Number of episodes that are not clips."""
         return self.num_episodes - self.num_clips
 
     @property
     def groups(self) -> Array:
-        """[n] int64: those that share steps have the same number."""
+        """[n] int64: episodes that share steps have the same number."""
         found: Array = self._store.labels.groups[self.numbers]
         return found
 
     @property
     def successes(self) -> list[bool | None]:
-        """[n]: None where nothing says it, and of clips: they lack the end that would."""
+        """[n]: None if unknown, and for clips, which lack the end."""
         labels = self._store.labels
         known = [
             None if kind == "clip" else success
@@ -85,21 +85,21 @@ class EpisodesOf:
         return [None if is_clip else known[number] for number, is_clip in pairs]
 
     def rewards(self, number: int) -> Array:
-        """The stored rewards of one of these episodes, [T] float64."""
+        """The stored rewards of an episode, [T] float64."""
         length = int(self.lengths[number])
         places = np.full(length, self.numbers[number])
         return self._store.column("rewards", places, np.arange(length)).astype(np.float64)
 
     def part(self, chosen: slice) -> EpisodesOf:
-        """Some of these."""
+        """A slice of these episodes."""
         return EpisodesOf(self._store, self.numbers[chosen], self._action, self.lengths[chosen])
 
     def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
-        """`num` transitions, uniform and with replacement; a clip adds none to its episode's."""
+        """Draw `num` transitions of whole episodes, uniformly and with replacement."""
         return self._steps(*self._draw(generator, num))
 
     def _draw(self, generator: np.random.Generator, num: int) -> tuple[Array, Array]:
-        """Places [num] and offsets [num] of steps of whole episodes."""
+        """Draw places [num] and offsets [num] of steps of whole episodes."""
         drawn = generator.integers(0, self.num_transitions, num)
         among = self._find_whole.find(drawn)
         return self._whole[among] if self.num_clips else among, drawn - self._whole_starts[among]
@@ -113,10 +113,10 @@ class EpisodesOf:
         ahead: int,
         actions: int,
     ) -> Windows:
-        """Windows around `num` steps of whole episodes, uniform and with replacement.
+        """Draw windows around `num` steps of whole episodes, uniformly and with replacement.
 
-        names: observations that are read. past, ahead: observations before and after that of the
-        step. actions: how many, from the step's own on.
+        names: observations to read. past, ahead: number of observations before and after that of
+        the step. actions: number of actions from the step on.
         """
         return self.windows(*self._draw(generator, num), names, past, ahead, actions)
 
@@ -157,20 +157,20 @@ class EpisodesOf:
     def subsets_of(
         self, generator: np.random.Generator, episodes: Array, num_steps: int
     ) -> Subsets:
-        """The same from given ones of these episodes [subsets], counted among them."""
+        """Draw subsets from given ones of these episodes, `episodes` [subsets]."""
         lengths = self.lengths[episodes]
         offsets = choose(generator, lengths, num_steps)
         steps = self._steps(episodes.repeat(num_steps), offsets.reshape(-1))
         return Subsets(steps.folded(offsets.shape), self.returns[episodes], lengths)
 
     def episode(self, number: int) -> tuple[Transitions, float]:
-        """One of these episodes, counted among them: its T transitions, its return."""
+        """One of these episodes: its T transitions and its return."""
         length = int(self.lengths[number])
         steps = self._steps(np.full(length, number), np.arange(length))
         return steps, float(self.returns[number])
 
     def _steps(self, places: Array, offsets: Array) -> Transitions:
-        """Steps `offsets` [n] of the episodes `places` [n], counted among these."""
+        """Steps `offsets` [n] of the episodes `places` [n] among these."""
         steps = self._store.transitions(self.numbers[places], offsets)
         if self.num_clips:
             steps.truncated[self._is_clip[places] & (offsets == self.lengths[places] - 1)] = True
@@ -181,39 +181,38 @@ class EpisodesOf:
     def sample_observations(
         self, generator: np.random.Generator, num: int, names: Collection[str]
     ) -> Observations:
-        """{name: [num, ...]} of the transitions that `sample_transitions` would draw, and nothing
-        else of them."""
+        """Draw like `sample_transitions`, but read only some observations, {name: [num, ...]}."""
         places, offsets = self._draw(generator, num)
         fields = [OBS + name for name in names]
         found = self._store.columns(fields, self.numbers[places], offsets)
         return {name: np.ascontiguousarray(found[OBS + name]) for name in names}
 
     def sample_actions(self, generator: np.random.Generator, num: int) -> Array:
-        """Stored actions of `num` transitions, [num, n]; nothing else is read of them."""
+        """Draw like `sample_transitions`, but read only the stored actions, [num, n]."""
         places, offsets = self._draw(generator, num)
         return self._store.column("actions", self.numbers[places], offsets)
 
     def append(self, fragments: Sequence[Fragment]) -> None:
-        """Refused: a dataset is finished."""
+        """Refuse: a dataset never changes."""
         raise EtudeError(f"{self.path} cannot be appended to: it is sealed.")
 
     def delete_garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
-        """A finished dataset is nobody's to delete."""
+        """Delete nothing: a dataset never changes."""
         return []
 
     def check_unchanged(self) -> None:
-        """Raise where a file of the dataset that is in use was changed."""
+        """Raise if a file of the dataset that is in use was changed."""
         self._store.check_unchanged()
 
     def state_dict(self) -> Tree:
-        """The dataset's hash, and that of the choice of its episodes: neither grows with it."""
+        """The hash of the dataset, and that of the choice of episodes."""
         chosen = hashlib.sha256(self.numbers.astype("<i8").tobytes())
         if self.num_clips:
             chosen.update(self.lengths.astype("<i8").tobytes())
         return {**self._store.state_dict(), "episodes_sha256": chosen.hexdigest()}
 
     def load_state_dict(self, state: Tree) -> None:
-        """Refuses a state that was learned from other data, or from other episodes of it."""
+        """Refuse the state of a run on other data or on other episodes."""
         self._store.load_state_dict(state)
         if state.get("episodes_sha256") != self.state_dict()["episodes_sha256"]:
             raise EtudeError(
@@ -226,7 +225,7 @@ class EpisodesOf:
 
 
 def _sums(store: Episodes, episodes: Array, steps: Array) -> Array:
-    """[n] float64: what the first `steps` [n] of `episodes` [n] earn, added in their order."""
+    """[n] float64: sums of the rewards of the first `steps` [n] of `episodes` [n], in order."""
     if not len(episodes):
         return np.empty(0)
     ends, of = np.cumsum(steps), np.arange(len(episodes)).repeat(steps)
