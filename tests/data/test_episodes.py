@@ -19,7 +19,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.data.store.episodes import EpisodeStore, StoreGeometry, Transitions
 from etude.data.store.geometry import store_specs
 from etude.data.store.log import RecordLog
-from etude.data.store.sampling import Guide
+from etude.data.store.sampling import EpisodeSearch
 from etude.runs.files import Disk
 
 OBSERVATIONS = {"state": ArraySpec((3,)), "image": ArraySpec((2, 2), "uint8")}
@@ -378,7 +378,7 @@ def test_another_geometry_is_refused(tmp_path: Path) -> None:
 def test_the_guide_finds_what_a_search_finds(lengths: list[int], seed: int) -> None:
     ends = np.cumsum(lengths)
     steps = np.random.default_rng(seed).integers(0, ends[-1], 200)
-    found = Guide(ends).find(steps)
+    found = EpisodeSearch(ends).find(steps)
     np.testing.assert_array_equal(found, ends.searchsorted(steps, "right"))
 
 

@@ -25,7 +25,7 @@ from test_episodes import World, everything, geometry
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.trees import Tree, digest
-from etude.data.editing import take, write
+from etude.data.editing import select, write
 from etude.data.store import log as log_module
 from etude.data.store.episodes import DamagedStore, EpisodeStore
 from etude.runs import checkpoint
@@ -665,7 +665,7 @@ def test_what_datasets_do_to_each_other_is_no_change(
     store = a_dataset(tmp_path / "data")
     before = contents(store)
     store.check_unchanged()
-    merged = write(take([tmp_path / "data"]), tmp_path / "merged", "merged")
+    merged = write(select([tmp_path / "data"]), tmp_path / "merged", "merged")
     merged.transitions(np.array([0]), np.array([0]))
     merged.check_unchanged()
     store.check_unchanged()
@@ -690,7 +690,7 @@ def test_what_datasets_do_to_each_other_is_no_change(
 @pytest.mark.parametrize("name", ["labels.json", "sealed.json", "store.json", "episodes.bin"])
 def test_tables_changed_in_use_are_noticed(tmp_path: Path, name: str) -> None:
     a_dataset(tmp_path / "data")
-    data = write(take([tmp_path / "data"]), tmp_path / "merged", "merged")
+    data = write(select([tmp_path / "data"]), tmp_path / "merged", "merged")
     data.check_unchanged()
     at = data.path if (data.path / name).exists() else data.shards[0].path
     content = bytearray((at / name).read_bytes())

@@ -227,7 +227,7 @@ def test_a_foreign_reader_is_limited_as_well(made: Path, tmp_path: Path) -> None
             scan(out, kind=kind)
     for body, what in (
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed its reader"),
-        ("while True: pass", "took more than 1 s"),
+        ("while True: pass", "took (more|longer) than"),
         ("bytearray(1 << 40)", "needs too much memory"),
         ("(self.path / 'written').write_text('x')", "File too large"),
         ("raise ValueError('line\\nbreak')", r"cannot be read \(line break\)"),
@@ -238,7 +238,7 @@ def test_a_foreign_reader_is_limited_as_well(made: Path, tmp_path: Path) -> None
             "        return BadReader(path)\n"
         )
         with pytest.raises(DataError, match=rf"files at episode_0: .*{what}"):
-            scan(out, None, Limits(seconds=1.0), f"{tmp_path / 'bad.py'}:Bad")
+            scan(out, None, Limits(seconds=3.0), f"{tmp_path / 'bad.py'}:Bad")
 
 
 def test_formats_are_named_where_one_is_unknown(

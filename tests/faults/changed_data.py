@@ -22,7 +22,7 @@ import etude
 import short_recipes
 from etude.core.contracts import Fragment
 from etude.core.errors import EtudeError
-from etude.data.editing import take, write
+from etude.data.editing import select, write
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import checkpoint
@@ -144,7 +144,7 @@ def _store(folder: Path) -> Recipe:
 def _links(folder: Path) -> Recipe:
     """A dataset made of two others: its files are links to theirs."""
     both = [toy_dataset(folder / f"part-{seed}", 20, seed) for seed in range(2)]
-    write(take(both), folder / "merged", "merged")
+    write(select(both), folder / "merged", "merged")
     levels = {"epochs": ITERATIONS, "cycles": 1, "iterations": 1}
     data = {"dataset": str(folder / "merged"), "train_batches": 4, "batch_size": 32}
     return changed(

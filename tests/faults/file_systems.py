@@ -119,7 +119,7 @@ def without_hard_links(folder: Path) -> None:
         old = toy_dataset(mount / "old")
         before = sorted(mount.rglob("*"))
         with pytest.raises(UsageError, match="on a file system without hard links"):
-            editing.write(editing.take([old]), mount / "new", "copied from")
+            editing.write(editing.select([old]), mount / "new", "copied from")
         assert sorted(mount.rglob("*")) == before
 
 

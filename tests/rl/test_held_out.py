@@ -83,7 +83,7 @@ def test_a_lost_or_altered_table_is_an_error_and_never_a_leak(tmp_path: Path) ->
 
 def test_no_table_is_too_large_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = with_clips(tmp_path).path
-    monkeypatch.setattr(episodes_files, "_MOST_JSON", 1500)
+    monkeypatch.setattr(episodes_files, "_MAX_JSON", 1500)
     assert (path / "labels.json").stat().st_size > 1500
     assert EpisodeStore.open(path).labels.sources[1] == 0
 

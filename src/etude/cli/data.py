@@ -295,7 +295,7 @@ def _add(arguments: list[str]) -> None:
     _dataset(old)
     beside = out.resolve().with_name(f".{out.name}.added")
     _imported(command, names, beside)
-    _edited(command, editing.take([Path(old), beside]), out, f"{', '.join(names)} added to")
+    _edited(command, editing.select([Path(old), beside]), out, f"{', '.join(names)} added to")
     remove(beside)  # its files are linked in the new dataset
 
 
@@ -304,20 +304,20 @@ def _merge(arguments: list[str]) -> None:
     if len(command.paths) < 3:
         raise UsageError("Name the datasets, then the new folder: etude data merge DATASETS... OUT")
     *olds, new = command.paths
-    _edited(command, editing.take([_dataset(old) for old in olds]), Path(new), "merged from")
+    _edited(command, editing.select([_dataset(old) for old in olds]), Path(new), "merged from")
 
 
 def _filter(arguments: list[str]) -> None:
     command = parse("data filter", FilterCommand, arguments)
     chosen = command.model_dump(exclude={"path", "out", "json_output"}, exclude_none=True)
-    taken = editing.keep(editing.take([_dataset(command.path)]), editing.Filter(**chosen))
+    taken = editing.filter_episodes(editing.select([_dataset(command.path)]), editing.Filter(**chosen))
     conditions = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all"
     _edited(command, taken, Path(command.out), f"filtered ({conditions}) from")
 
 
 def _clip(arguments: list[str]) -> None:
     command = parse("data clip", ClipCommand, arguments)
-    taken = editing.take([_dataset(command.path)])
+    taken = editing.select([_dataset(command.path)])
     cut = editing.clip(taken, command.start, command.stop)
     _edited(command, cut, Path(command.out), "clipped from")
 
@@ -326,7 +326,7 @@ def _embed(arguments: list[str]) -> None:
     command = parse("data add-embeddings", EmbedCommand, arguments)
     from etude.data.editing import read_embeddings
 
-    taken = editing.take([_dataset(command.path)])
+    taken = editing.select([_dataset(command.path)])
     table = read_embeddings(Path(command.table))
     taken.labels.embed(table)
     if lacking := sorted(set(taken.labels.tasks) - taken.labels.embeddings.keys()):
@@ -368,7 +368,7 @@ def _dataset(name: str) -> Path:
     return path
 
 
-def _edited(command: Reporting, taken: editing.Taken, out: Path, origin: str) -> None:
+def _edited(command: Reporting, taken: editing.Selection, out: Path, origin: str) -> None:
     """Write an edited dataset; origin: how it was made from the old ones."""
     store = editing.write(taken, out, origin)
     facts = store_facts(store)

@@ -24,7 +24,7 @@ from etude.core.errors import UsageError
 from etude.data.importing import ABOUT, made_whole, read_about, success_of_clip
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.files import write_json
-from etude.data.store.labels import LABELS, MOST_NUMBERS, Labels
+from etude.data.store.labels import LABELS, MAX_EMBEDDING, Labels
 from etude.data.store.manifest import (
     FORMAT,
     MANIFEST,
@@ -44,7 +44,7 @@ _APART = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
 
 @dataclass(frozen=True)
-class Taken:
+class Selection:
     """Episodes of shards in memory, which edits take and return."""
 
     shards: list[EpisodeStore]
@@ -55,7 +55,7 @@ class Taken:
     """`about.json` of the datasets."""
     notes: tuple[str, ...] = ()
 
-    def only(self, numbers: Array) -> Taken:
+    def only(self, numbers: Array) -> Selection:
         """Some of the episodes, `numbers` [n], each in the group of the episode it was cut from."""
         table, labels = self.table[numbers], Labels()
         groups = np.stack([table["shard"], self._sources(table)])
@@ -81,7 +81,7 @@ class Taken:
         return lengths
 
 
-def take(paths: Sequence[Path]) -> Taken:
+def select(paths: Sequence[Path]) -> Selection:
     """All episodes of some datasets, one after the other; shared episodes are taken once."""
     shards: dict[str, EpisodeStore] = {}
     tables, labels, about = [], Labels(), []
@@ -100,9 +100,9 @@ def take(paths: Sequence[Path]) -> Taken:
     )  # refuses datasets that share too little
     keys = np.stack([table[name] for name in ("shard", "episode", "start", "length")])
     _, first = np.unique(keys, axis=1, return_index=True)
-    gone = len(table) - len(first)
-    said = f"{gone:,} episodes are in more than one of the datasets and are taken once."
-    found = Taken([*shards.values()], table, labels, about, (said,) if gone else ())
+    dropped = len(table) - len(first)
+    said = f"{dropped:,} episodes are in more than one of the datasets and are taken once."
+    found = Selection([*shards.values()], table, labels, about, (said,) if dropped else ())
     return found.only(np.sort(first))
 
 
@@ -129,9 +129,9 @@ class Filter:
     episodes: int | None = None
     """Largest number of episodes, the first ones."""
 
-    def chosen(self, taken: Taken) -> Array:
+    def chosen(self, selection: Selection) -> Array:
         """Numbers of the episodes that meet the conditions, ascending int64."""
-        labels, table = taken.labels, taken.table
+        labels, table = selection.labels, selection.table
         kept: Array = np.ones(len(table), bool)
         for pattern, values in (
             (self.task, labels.tasks),
@@ -153,23 +153,23 @@ class Filter:
         return np.flatnonzero(kept)[: self.episodes]
 
 
-def keep(taken: Taken, wanted: Filter) -> Taken:
+def filter_episodes(selection: Selection, wanted: Filter) -> Selection:
     """Keep the episodes that meet the conditions of a filter."""
-    numbers = wanted.chosen(taken)
+    numbers = wanted.chosen(selection)
     if not len(numbers):
-        tasks = list(dict.fromkeys(taken.labels.tasks))[:3]
+        tasks = list(dict.fromkeys(selection.labels.tasks))[:3]
         some = f" (tasks are {'; '.join(map(repr, tasks))})" if wanted.task else ""
         raise UsageError(
-            f"None of {len(taken.table):,} episodes meets these conditions{some}: relax them, or "
+            f"None of {len(selection.table):,} episodes meets the conditions{some}: relax them, or "
             "see `etude data inspect`."
         )
-    return taken.only(numbers)
+    return selection.only(numbers)
 
 
-def clip(taken: Taken, start: int = 0, stop: int | None = None) -> Taken:
+def clip(selection: Selection, start: int = 0, stop: int | None = None) -> Selection:
     """Keep steps `start` to `stop` of every episode, as in a slice of Python: negative numbers
     count from the end. Empty episodes are dropped."""
-    lengths = taken.table["length"]
+    lengths = selection.table["length"]
     first = np.clip(start if start >= 0 else lengths + start, 0, lengths)
     last = lengths if stop is None else np.clip(stop if stop >= 0 else lengths + stop, 0, lengths)
     numbers = np.flatnonzero(last > first)
@@ -178,22 +178,22 @@ def clip(taken: Taken, start: int = 0, stop: int | None = None) -> Taken:
             f"No episode has a step in this range: they have {lengths.min():,} to "
             f"{lengths.max():,} steps; choose another --start or --stop."
         )
-    cut = taken.only(numbers)
+    cut = selection.only(numbers)
     first, last = first[numbers], last[numbers]
     changed = np.flatnonzero((first > 0) | (last < lengths[numbers]))
     for i in changed.tolist():
         _cut(cut, i, int(first[i]), int(last[i]))
     said = f"[{start}:{'' if stop is None else stop}]"
     notes = [f"{len(changed):,} of {len(numbers):,} episodes were clipped to their steps {said}."]
-    if gone := len(lengths) - len(numbers):
-        notes.append(f"{gone:,} episodes have no such step and were left out.")
-    return replace(cut, notes=(*taken.notes, *notes))
+    if dropped := len(lengths) - len(numbers):
+        notes.append(f"{dropped:,} episodes have no such step and were left out.")
+    return replace(cut, notes=(*selection.notes, *notes))
 
 
-def _cut(taken: Taken, i: int, first: int, last: int) -> None:
+def _cut(selection: Selection, i: int, first: int, last: int) -> None:
     """Reduce entry `i` to its steps `first` to `last`."""
-    entry, labels = taken.table[i], taken.labels
-    shard, length = taken.shards[int(entry["shard"])], int(entry["length"])
+    entry, labels = selection.table[i], selection.labels
+    shard, length = selection.shards[int(entry["shard"])], int(entry["length"])
     offsets = np.arange(length) + int(entry["start"])
     rewards = shard.column("rewards", np.full(length, entry["episode"]), offsets)
     entry["start"] += first
@@ -204,35 +204,35 @@ def _cut(taken: Taken, i: int, first: int, last: int) -> None:
         labels.successes[i] = success_of_clip(labels.successes[i], rewards, last)
 
 
-def write(taken: Taken, out: Path, said: str) -> Dataset:
+def write(selection: Selection, out: Path, said: str) -> Dataset:
     """Write a dataset of these episodes to a new folder, atomically.
 
     said: a description of the edit, for people.
     """
     with made_whole(out) as folder:
-        _fill(folder, taken, said)
+        _fill(folder, selection, said)
     return Dataset.open(out)
 
 
-def _fill(folder: Path, taken: Taken, said: str) -> None:
-    used = np.unique(taken.table["shard"])
-    table = taken.table.copy()
+def _fill(folder: Path, selection: Selection, said: str) -> None:
+    used = np.unique(selection.table["shard"])
+    table = selection.table.copy()
     table["shard"] = used.searchsorted(table["shard"])
-    shards = [taken.shards[s] for s in used.tolist()]
+    shards = [selection.shards[s] for s in used.tolist()]
     files.new_folder(folder / SHARDS)
     for shard in shards:
         _link(shard.path, folder / SHARDS / shard.seal_sha256)
     files.fsync_folder(folder / SHARDS)
-    source = " and ".join(str(about.get("path")) for about in taken.about)
+    source = " and ".join(str(about.get("path")) for about in selection.about)
     about = {
         "source": f"{said} {source}",
         "format": "manifest",
-        "notes": list(taken.notes),
-        "of": taken.about,
+        "notes": list(selection.notes),
+        "of": selection.about,
     }
     files.write_file(folder / ABOUT, [json.dumps(about, indent=1).encode()])
     written = files.write_file(folder / TABLE, [table.tobytes()])
-    labels = write_json(folder / LABELS, taken.labels.to_json(), files.current())
+    labels = write_json(folder / LABELS, selection.labels.to_json(), files.current())
     document = {"format": FORMAT, "version": VERSION, "shards": [s.seal_sha256 for s in shards]}
     document |= {"episodes": written.sha256, "labels": labels}
     write_json(folder / MANIFEST, document, files.current())
@@ -262,7 +262,7 @@ def _link(shard: Path, folder: Path) -> None:
     files.fsync_folder(folder)
 
 
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 
 
 def read_embeddings(path: Path) -> dict[str, list[float]]:
@@ -276,7 +276,7 @@ def read_embeddings(path: Path) -> dict[str, list[float]]:
         raise UsageError(f"{path} is not a table of embeddings (.npz, .csv or .parquet).")
     if not path.is_file():
         raise UsageError(f"There is no file {path}; check the path.")
-    if path.stat().st_size > _MOST_BYTES:
+    if path.stat().st_size > _MAX_BYTES:
         raise UsageError(f"{path} is larger than 1 GiB, too large for a table of sentences.")
     try:
         sentences, vectors = readers[path.suffix](path)
@@ -289,8 +289,8 @@ def read_embeddings(path: Path) -> dict[str, list[float]]:
 def _checked(sentences: list[str], vectors: Array) -> dict[str, list[float]]:
     if vectors.ndim != 2 or len(vectors) != len(sentences) or not len(sentences):
         raise ValueError("it does not have one vector of the same size for every sentence")
-    if not 1 <= vectors.shape[1] <= MOST_NUMBERS or not np.isfinite(vectors).all():
-        raise ValueError(f"vectors are 1 to {MOST_NUMBERS:,} finite numbers")
+    if not 1 <= vectors.shape[1] <= MAX_EMBEDDING or not np.isfinite(vectors).all():
+        raise ValueError(f"vectors are 1 to {MAX_EMBEDDING:,} finite numbers")
     if len(set(sentences)) < len(sentences):
         raise ValueError("it has a sentence twice")
     return dict(zip(sentences, vectors.tolist(), strict=True))

@@ -38,7 +38,7 @@ from etude.data.store.manifest import Episodes, open_episodes
 from etude.runs import files
 from etude.runs.lock import AlreadyLocked, FolderLock
 
-_MOST_ABOUT = 1 << 28
+_MAX_ABOUT = 1 << 28
 ABOUT = "about.json"
 """Where a dataset's files came from, for people; the program does not need it."""
 PROGRESS = "import.json"
@@ -124,7 +124,7 @@ def finish(store: EpisodeStore, about: dict[str, Any], labels: Labels) -> Episod
 def read_about(path: Path) -> dict[str, Any]:
     """Read `about.json` in a dataset's folder; {} without one."""
     about = path / ABOUT
-    if not about.is_file() or about.is_symlink() or about.stat().st_size > _MOST_ABOUT:
+    if not about.is_file() or about.is_symlink() or about.stat().st_size > _MAX_ABOUT:
         return {}
     try:
         document = json.loads(about.read_bytes())

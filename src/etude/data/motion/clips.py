@@ -46,12 +46,12 @@ _COLUMNS = {
     "left_elbow": 43,
 }
 """First column of each joint in a frame."""
-_MOST_FRAMES, _MOST_BYTES = 100_000, 2**28
+_MAX_FRAMES, _MAX_BYTES = 100_000, 2**28
 _FAR, _LONG = 1e3, 10.0
 """m and s; larger numbers are damage."""
 _UNIT_ERROR = 0.5
 """Largest difference of a quaternion's length from 1; published clips have up to 0.42."""
-_MOST_SHIFT = 0.05
+_MAX_SHIFT = 0.05
 """m: largest shift of a root's path that closes its velocity."""
 _TURNING = np.pi / 4
 """rad: a cycle whose end is turned by more continues to turn; by less, it is straight."""
@@ -133,8 +133,8 @@ def load(
 def read(path: Path) -> Clip:
     """Read a clip from its file; a damaged one is refused with its fault."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path} is not a motion clip: it has more than {_MOST_BYTES} bytes.")
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"{path} is not a motion clip: it has more than {_MAX_BYTES} bytes.")
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as a motion clip: {error}.") from error
@@ -150,7 +150,7 @@ def read(path: Path) -> Clip:
 
 def _frames(path: Path, rows: Any) -> Array:
     """[frames, 44] float64, each one checked."""
-    if not isinstance(rows, list) or not 2 <= len(rows) <= _MOST_FRAMES:
+    if not isinstance(rows, list) or not 2 <= len(rows) <= _MAX_FRAMES:
         raise UsageError(f'{path} is not a motion clip: "Frames" must be a list of at least 2.')
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != NUM_NUMBERS:
@@ -233,7 +233,7 @@ def _close_speed(clip: Clip, path: Array) -> Array:
     """[frames, 3] m: shift of a root's path after which its first and last velocity are equal.
 
     Half of the difference is added at either end and fades out over a time in which the shift is at
-    most `_MOST_SHIFT`.
+    most `_MAX_SHIFT`.
     """
     times = clip.times
     first = (path[1] - path[0]) / (times[1] - times[0])
@@ -242,7 +242,7 @@ def _close_speed(clip: Clip, path: Array) -> Array:
     size = float(np.linalg.norm(gap))
     if size == 0.0:
         return np.zeros_like(path)
-    ramp = min(clip.seconds / 2, 4 * _MOST_SHIFT / size)
+    ramp = min(clip.seconds / 2, 4 * _MAX_SHIFT / size)
     near = np.minimum(np.minimum(times, clip.seconds - times), ramp)
     shift: Array = (near - near * near / (2 * ramp))[:, None] * gap / 2
     return shift

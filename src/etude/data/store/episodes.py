@@ -312,7 +312,7 @@ class EpisodeStore:
         They can be sampled at once. The oldest episodes are evicted if there are too many. If a
         fragment has restarted, the open episodes of its environments are closed as truncated first.
         """
-        self._take_in(Intake.of_fragments(self.geometry, fragments))
+        self._append(Intake.of_fragments(self.geometry, fragments))
 
     def append_episode(
         self, obs: Observations, actions: Array, rewards: Array, terminated: bool
@@ -327,9 +327,9 @@ class EpisodeStore:
         if self._frames is not None:
             failed, self._failed = self._failed, True  # until all pictures are written
             obs, self._failed = self._frames.store(obs), failed
-        self._take_in(Intake.of_episode(self.geometry, obs, actions, rewards, terminated))
+        self._append(Intake.of_episode(self.geometry, obs, actions, rewards, terminated))
 
-    def _take_in(self, intake: Intake) -> None:
+    def _append(self, intake: Intake) -> None:
         if self._failed or self._seal:
             raise EtudeError(f"{self.path} cannot be appended to: it is sealed, or failed.")
         intake.check()
@@ -363,17 +363,17 @@ class EpisodeStore:
         Returns their `INDEX` records and final records, and starts [lanes] and returns [lanes] of
         the episodes that are open afterwards. Nothing is written yet.
         """
-        (gone,) = (lanes & (self._open_starts < self.time)).nonzero()
-        table = np.empty(len(gone), INDEX)
-        table["start"] = self._open_starts[gone] * self.lanes + gone
-        table["length"] = self.time - self._open_starts[gone]
-        table["return"] = self._open_returns[gone]
-        finals = np.zeros(len(gone), self.geometry.final_record)
-        if len(gone):
+        (closing,) = (lanes & (self._open_starts < self.time)).nonzero()
+        table = np.empty(len(closing), INDEX)
+        table["start"] = self._open_starts[closing] * self.lanes + closing
+        table["length"] = self.time - self._open_starts[closing]
+        table["return"] = self._open_returns[closing]
+        finals = np.zeros(len(closing), self.geometry.final_record)
+        if len(closing):
             for name, array in self._ahead().items():
-                finals[OBS + name] = array[gone]
+                finals[OBS + name] = array[closing]
         starts, returns = self._open_starts.copy(), self._open_returns.copy()
-        starts[gone], returns[gone] = self.time, 0.0
+        starts[closing], returns[closing] = self.time, 0.0
         return table, finals, starts, returns
 
     def _settle(self, ended: Array) -> None:
@@ -383,10 +383,10 @@ class EpisodeStore:
         if self.geometry.capacity is not None:
             held = self.num_transitions + self.num_episodes
             self._index.evict(held - self.geometry.capacity)
-        for name, first in self._firsts().items():
+        for name, first in self._first_needed().items():
             self._logs[name].forget(first)
 
-    def _firsts(self) -> dict[str, int]:
+    def _first_needed(self) -> dict[str, int]:
         """The first record of each log that is still needed.
 
         The oldest episode ended before all others, and none is longer than `max_episode_steps`,
@@ -416,7 +416,7 @@ class EpisodeStore:
         records = self._steps.read(self._steps.count, self._steps.count + self.lanes)
         return {name: records[OBS + name].copy() for name in self.geometry.observations}
 
-    def _put_ahead(self, ahead: Observations) -> None:
+    def _restore_ahead(self, ahead: Observations) -> None:
         """Write these observations to those slots again, where restarted lanes changed them."""
         try:
             records = self._steps.read(self._steps.count, self._steps.count + self.lanes)
@@ -455,7 +455,7 @@ class EpisodeStore:
             raise EtudeError(f"{self.path} has no state to save: it failed.")
         self.sync()
         ahead = self._ahead() if self._pending else {}
-        logs = {name: self._logs[name].state(first) for name, first in self._firsts().items()}
+        logs = {name: self._logs[name].state(first) for name, first in self._first_needed().items()}
         opened = {
             "open_starts": self._open_starts.copy(),
             "open_returns": self._open_returns.copy(),
@@ -477,7 +477,7 @@ class EpisodeStore:
         self._open_returns = np.array(state["open_returns"], np.float64)
         self._pending = bool(state["ahead"])
         if self._pending and self._disk is not None:  # a store that is only examined writes nothing
-            self._put_ahead(state["ahead"])
+            self._restore_ahead(state["ahead"])
         self._settle(table)
         self._failed = False
 
@@ -499,12 +499,12 @@ class EpisodeStore:
         Pass the states of all resumable checkpoints, just after one was saved.
         """
         found: list[Path] = []
-        for name, first in {} if self._seal else self._firsts().items():
+        for name, first in {} if self._seal else self._first_needed().items():
             log = self._logs[name]
             oldest = min([first, *(state[name]["first"] for state in needed_by)])
-            gone = log.files(range(oldest // log.block_records).__contains__)
-            log.delete(gone)
-            found += gone
+            unneeded = log.files(range(oldest // log.block_records).__contains__)
+            log.delete(unneeded)
+            found += unneeded
         return found
 
     def seal(self, labels: Labels | None = None) -> EpisodeStore:
@@ -517,7 +517,9 @@ class EpisodeStore:
         labels = Labels.unknown(self.num_episodes) if labels is None else labels
         if len(labels) != self.num_episodes:
             raise ValueError(f"{len(labels):,} labels for {self.num_episodes:,} episodes")
-        state: Tree = {name: log.state(self._firsts()[name]) for name, log in self._logs.items()}
+        state: Tree = {
+            name: log.state(self._first_needed()[name]) for name, log in self._logs.items()
+        }
         for log in self._logs.values():
             log.finish()
         self.sync()

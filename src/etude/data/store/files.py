@@ -19,7 +19,7 @@ from etude.runs.documents import decode_sealed, encode_sealed
 from etude.runs.files import Disk, explain_os_errors
 
 DESCRIPTION, SEAL = "store.json", "sealed.json"
-_MOST_JSON = 64 << 20
+_MAX_JSON = 64 << 20
 
 
 def create_folder(path: Path, disk: Disk) -> None:
@@ -54,7 +54,7 @@ def write_json(path: Path, document: Tree, disk: Disk) -> str:
 
 def read_json(path: Path, sha256: str | None = None) -> Tree:
     """Read a JSON object; a file whose SHA-256 is known may have any size."""
-    if file_size(path) > _MOST_JSON and sha256 is None:
+    if file_size(path) > _MAX_JSON and sha256 is None:
         raise DamagedStore(path, "is too large to be plausible")
     with explain_os_errors("read", path):
         text = path.read_bytes()

@@ -35,8 +35,8 @@ _KINDS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float3
 _NAME = re.compile(r"obs/[A-Za-z0-9_.-]{1,64}")
 _PAGE = 4096
 LANES = 1 << 20
-_MOST = {"lanes": LANES, "max_episode_steps": 1 << 40, "capacity": 1 << 50}
-_MOST_RECORD, _MOST_BLOCK, _MOST_DIMENSIONS = 1 << 30, 1 << 40, 8
+_MAX = {"lanes": LANES, "max_episode_steps": 1 << 40, "capacity": 1 << 50}
+_MAX_RECORD, _MAX_BLOCK, _MAX_DIMENSIONS = 1 << 30, 1 << 40, 8
 """Larger sizes are mistakes or attacks, and are refused before anything is allocated."""
 
 
@@ -70,11 +70,11 @@ class StoreGeometry:
             spec, kind = self.specs.get(name), self.encoded[name]
             if spec is None or not is_picture(spec) or kind not in ("png", "jpeg"):
                 raise UsageError(f"{name!r} cannot be kept as {kind!r}: png and jpeg are pictures.")
-        for name, most in _MOST.items():
+        for name, most in _MAX.items():
             value = getattr(self, name)
             if not (name == "capacity" and value is None) and not 1 <= value <= most:
                 raise UsageError(f"{name} {value:,} of an episode store is not in 1 to {most:,}.")
-        if self.step_record.itemsize > _MOST_RECORD:
+        if self.step_record.itemsize > _MAX_RECORD:
             raise UsageError(f"A step of {self.step_record.itemsize:,} bytes cannot be stored.")
         least = 2 * self.lanes * (self.max_episode_steps + 1)
         if self.capacity is not None and self.capacity < least:
@@ -88,7 +88,7 @@ class StoreGeometry:
             if self.capacity is not None:
                 chosen = min(chosen, max(1, math.ceil(self.capacity / self.lanes / BLOCKS)))
             object.__setattr__(self, "block_steps", chosen)
-        if self.block_steps < 1 or self.block_slots * self.step_record.itemsize > _MOST_BLOCK:
+        if self.block_steps < 1 or self.block_slots * self.step_record.itemsize > _MAX_BLOCK:
             raise UsageError(f"block_steps {self.block_steps:,} of an episode store is impossible.")
 
     @cached_property
@@ -199,9 +199,9 @@ def _check_specs(specs: Mapping[str, ArraySpec]) -> None:
         if spec.dtype not in _KINDS:
             raise UsageError(f"An episode store cannot hold {name!r} of type {spec.dtype!r}.")
         size = math.prod(spec.shape)  # Python's integers: an absurd shape does not wrap around
-        if len(spec.shape) > _MOST_DIMENSIONS or any(n < 1 for n in spec.shape):
+        if len(spec.shape) > _MAX_DIMENSIONS or any(n < 1 for n in spec.shape):
             raise UsageError(f"An episode store cannot hold {name!r} of shape {spec.shape}.")
-        if size > _MOST_RECORD:
+        if size > _MAX_RECORD:
             raise UsageError(f"An episode store cannot hold {name!r} of {size:,} numbers a step.")
 
 

@@ -19,7 +19,7 @@ from etude.core.trees import Tree
 from etude.data.store.log import DamagedStore
 
 LABELS = "labels.json"
-MOST_NUMBERS = 1 << 14
+MAX_EMBEDDING = 1 << 14
 """Largest size of the vector of a sentence."""
 _LARGEST = float(np.finfo(np.float32).max)
 _COLUMNS: dict[str, Callable[[Any], bool]] = {
@@ -168,6 +168,6 @@ class Labels:
 
 
 def _is_vector(value: Any) -> bool:
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST_NUMBERS:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_EMBEDDING:
         return False
     return all(type(x) in (int, float) and abs(x) <= _LARGEST for x in value)

@@ -42,7 +42,7 @@ ENTRY = np.dtype(
 )
 """One episode: steps `start` to `start + length` of an episode of a shard, and their return."""
 _HASH = re.compile(r"[0-9a-f]{64}")
-_MOST_SHARDS = 100_000
+_MAX_SHARDS = 100_000
 
 
 class Dataset:
@@ -306,7 +306,7 @@ def _read_manifest(path: Path) -> tuple[Tree, list[str]]:
     if document.get("format") != FORMAT or document.get("version") != VERSION:
         raise DamagedStore(path / MANIFEST, "does not describe a dataset of this version")
     names = document.get("shards")
-    names = names if isinstance(names, list) and 0 < len(names) <= _MOST_SHARDS else [None]
+    names = names if isinstance(names, list) and 0 < len(names) <= _MAX_SHARDS else [None]
     hashes = [*names, document.get("episodes"), document.get("labels")]
     if not all(isinstance(h, str) and _HASH.fullmatch(h) for h in hashes):
         raise DamagedStore(path / MANIFEST, "does not name its shards and tables by their hashes")

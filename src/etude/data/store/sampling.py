@@ -78,7 +78,7 @@ def choose(generator: np.random.Generator, lengths: Array, num: int) -> Array:
     return np.array(chosen, np.int64).reshape(drawn.shape)
 
 
-class Guide:
+class EpisodeSearch:
     """Finds the episode of a step, in about the same time for a million episodes as for few.
 
     A binary search reads twenty distant entries of a large table. Here the steps are divided into
@@ -245,7 +245,7 @@ class EpisodeIndex:
 
 BYTE = np.dtype("u1")
 _QUALITY = 95
-_MOST = 1 << 28
+_MAX = 1 << 28
 """Bytes of one picture; a larger number is damage."""
 
 
@@ -287,7 +287,7 @@ class Frames:
         """Decode the pictures at `pointers` [n, 2] into `out` [n, height, width, channels]."""
         height, width, channels = out.shape[1:]
         for i, (start, size) in enumerate(pointers.tolist()):
-            if not (start >= 0 and 0 < size <= _MOST and start + size <= self._log.count):
+            if not (start >= 0 and 0 < size <= _MAX and start + size <= self._log.count):
                 raise self._wrong(f"has no picture at {start:,}, to which a step points")
             data = self._log.read(start, start + size).tobytes()
             try:

@@ -28,7 +28,7 @@ from etude.data.store.manifest import (
 )
 from etude.data.store.sampling import Transitions
 
-_MOST_HOT = 4_096
+_MAX_HOT = 4_096
 """Largest size of a one-hot."""
 
 
@@ -108,7 +108,7 @@ def _embedded(data: Episodes) -> tuple[list[str], Array]:
     labels = data.labels
     distinct = sorted(set(labels.tasks))
     if not labels.embeddings:
-        if len(distinct) > _MOST_HOT:
+        if len(distinct) > _MAX_HOT:
             raise UsageError(
                 f"{data.path} has {len(distinct):,} different tasks, too many for a one-hot: give "
                 "their embeddings with `etude data add-embeddings`."

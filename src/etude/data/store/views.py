@@ -14,7 +14,7 @@ from etude.core.errors import EtudeError
 from etude.core.trees import Tree
 from etude.data.store.geometry import OBS
 from etude.data.store.manifest import Episodes
-from etude.data.store.sampling import Guide, Subsets, Transitions, choose
+from etude.data.store.sampling import EpisodeSearch, Subsets, Transitions, choose
 
 
 class Windows(NamedTuple):
@@ -59,7 +59,7 @@ class EpisodesOf:
         self._whole = np.flatnonzero(~self._is_clip)
         edges = np.append(0, np.cumsum(self.lengths[self._whole]))
         self._whole_starts: Array = edges[:-1]
-        self._find, self._find_whole = Guide(self._ends), Guide(edges[1:])
+        self._find, self._find_whole = EpisodeSearch(self._ends), EpisodeSearch(edges[1:])
         self.num_transitions = int(self.lengths[self._whole].sum())
 
     @property
