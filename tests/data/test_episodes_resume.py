@@ -351,7 +351,7 @@ def test_the_episodes_in_a_damaged_block_are_named_and_others_can_be_read(tmp_pa
     again = EpisodeStore.open(data.path)
     again.episode(0)
     for _ in range(2):  # it stays damaged
-        with pytest.raises(DamagedStore, match=rf"{path.name} .* \(it holds episodes 2 to 4\)"):
+        with pytest.raises(DamagedStore, match=rf"{path.name} .* \(it has episodes 2 to 4\)"):
             again.episode(3)
 
 
@@ -495,7 +495,7 @@ def test_a_hostile_index_is_refused(tmp_path: Path, start: int, length: int) -> 
     seal = json.loads((data.path / "sealed.json").read_text())
     seal["episodes"]["sha256"] = [hashlib.sha256(table.tobytes()).hexdigest()]
     reseal(data.path / "sealed.json", seal)
-    with pytest.raises(DamagedStore, match="wrong at episode 3"):
+    with pytest.raises(DamagedStore, match="invalid at episode 3"):
         EpisodeStore.open(data.path)
 
 

@@ -169,8 +169,8 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
     [
         ({"Loop": "maybe"}, '"Loop" must be'),
         ({"Loop": None}, '"Loop" must be'),
-        ({"Frames": []}, "2 frames or more"),
-        ({"Frames": "none"}, "2 frames or more"),
+        ({"Frames": []}, "a list of at least 2"),
+        ({"Frames": "none"}, "a list of at least 2"),
         ({"Frames": [[0.0] * 44, [0.0] * 43]}, "frame 1: 44 numbers are needed, not 43"),
         ({"Frames": [[0.0] * 44, 7]}, "frame 1: 44 numbers are needed, not something else"),
         ({"frame": {1: (3, float("nan"))}}, "frame 1: a number is not finite"),
@@ -181,7 +181,7 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
         ({"frame": {0: (3, 10**400)}}, "too large"),
         ({"frame": {1: (8, 9.0)}}, "frame 1: a quaternion's length"),
         ({"frame": {1: (4, 0.0)}}, "frame 1: a quaternion's length"),
-        ({"frame": {1: (0, -0.1)}}, "frame 1: its seconds"),
+        ({"frame": {1: (0, -0.1)}}, "frame 1: its duration"),
         ({"frame": {1: (0, 0.0)}}, "frame 1: it lasts 0 seconds"),
     ],
 )
