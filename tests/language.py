@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "gates", "benchmarks")
 UNCLEAN = (
     *("gates/", "benchmarks/", "src/etude/__init__.py"),
-    *("src/etude/compare/", "src/etude/data/", "src/etude/envs/", "src/etude/evaluate/"),
+    *("src/etude/compare/", "src/etude/envs/", "src/etude/evaluate/"),
     *("src/etude/share/", "src/etude/tasks/"),
 )
 """Files and packages that are not rewritten yet. Remove an entry once it is clean."""

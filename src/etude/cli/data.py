@@ -310,15 +310,17 @@ def _merge(arguments: list[str]) -> None:
 def _filter(arguments: list[str]) -> None:
     command = parse("data filter", FilterCommand, arguments)
     chosen = command.model_dump(exclude={"path", "out", "json_output"}, exclude_none=True)
-    taken = editing.filter_episodes(editing.select([_dataset(command.path)]), editing.Filter(**chosen))
+    selection = editing.filter_episodes(
+        editing.select([_dataset(command.path)]), editing.Filter(**chosen)
+    )
     conditions = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all"
-    _edited(command, taken, Path(command.out), f"filtered ({conditions}) from")
+    _edited(command, selection, Path(command.out), f"filtered ({conditions}) from")
 
 
 def _clip(arguments: list[str]) -> None:
     command = parse("data clip", ClipCommand, arguments)
-    taken = editing.select([_dataset(command.path)])
-    cut = editing.clip(taken, command.start, command.stop)
+    selection = editing.select([_dataset(command.path)])
+    cut = editing.clip(selection, command.start, command.stop)
     _edited(command, cut, Path(command.out), "clipped from")
 
 
@@ -326,15 +328,15 @@ def _embed(arguments: list[str]) -> None:
     command = parse("data add-embeddings", EmbedCommand, arguments)
     from etude.data.editing import read_embeddings
 
-    taken = editing.select([_dataset(command.path)])
+    selection = editing.select([_dataset(command.path)])
     table = read_embeddings(Path(command.table))
-    taken.labels.embed(table)
-    if lacking := sorted(set(taken.labels.tasks) - taken.labels.embeddings.keys()):
+    selection.labels.embed(table)
+    if lacking := sorted(set(selection.labels.tasks) - selection.labels.embeddings.keys()):
         raise UsageError(
             f"{command.table} has no vector for {quoted(lacking)}, which are tasks of "
             f"{command.path}: add them."
         )
-    _edited(command, taken, Path(command.out), f"embeddings of {command.table} added to")
+    _edited(command, selection, Path(command.out), f"embeddings of {command.table} added to")
 
 
 def _export(arguments: list[str]) -> None:
@@ -368,9 +370,9 @@ def _dataset(name: str) -> Path:
     return path
 
 
-def _edited(command: Reporting, taken: editing.Selection, out: Path, origin: str) -> None:
+def _edited(command: Reporting, selection: editing.Selection, out: Path, origin: str) -> None:
     """Write an edited dataset; origin: how it was made from the old ones."""
-    store = editing.write(taken, out, origin)
+    store = editing.write(selection, out, origin)
     facts = store_facts(store)
     text = f"Written to {out}, which shares the files of the old datasets.\n"
     command.show(facts, render(facts, terminal_width()) + text)

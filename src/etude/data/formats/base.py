@@ -205,7 +205,7 @@ def open_reader(path: Path, kind: str | None = None) -> DatasetReader:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What is read of a file."""
+    """Choice of episodes and observations of a file, and its rewards."""
 
     obs: tuple[str, ...] = ()
     """Observations to read; () for all."""

@@ -527,19 +527,19 @@ def _feature(dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _key(name: str, spec: ArraySpec) -> str:
-    """What an observation is called in LeRobot's layout."""
+    """The feature name of an observation in LeRobot's layout."""
     return f"observation.images.{name}" if is_picture(spec) else f"observation.{name}"
 
 
 class _Sums:
-    """Smallest, largest, mean and spread of a feature, over what it has seen."""
+    """Running minimum, maximum, mean and standard deviation of a feature."""
 
     def __init__(self) -> None:
         self._count, self._sum, self._squares = 0, np.zeros(()), np.zeros(())
         self._low, self._high = np.array(np.inf), np.array(-np.inf)
 
     def add(self, array: Array, axes: tuple[int, ...]) -> None:
-        """`array` with the axes that are summed over; pictures keep their channels."""
+        """Add an array; axes: those that are reduced. Pictures keep their channels."""
         self._count += len(array)
         each = len(axes) > 1  # of a picture, the mean of its pixels
         reduce = np.mean if each else np.sum
@@ -571,7 +571,7 @@ class _Videos:
             ) from error
         self._av, self._folder, self._shape, self._fps = av, folder, spec.shape, fps
         self.number, self.frames = -1, 0
-        """Of the file that is being written, and the pictures in it."""
+        """The number of the file that is written, and the pictures in it."""
         self._container: Any = None
         # Colour at half the resolution needs even sides.
         self._form = "yuv444p" if spec.shape[0] % 2 or spec.shape[1] % 2 else "yuv420p"

@@ -55,7 +55,7 @@ _ADVICE = {
     "early": "check that the library of its format is installed",
     "broken": "the reader is broken",
 }
-"""What to do if the subprocess ended, by reason."""
+"""Advice if the subprocess ended, by reason."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Summary:
     task: str = ""
     """The task of its episodes in words."""
     notes: list[str] = field(default_factory=list)
-    """What an import changes that is not obvious from the file; whole sentences."""
+    """Changes by an import that are not obvious from the file; whole sentences."""
     masks: dict[str, int] = field(default_factory=dict)
     episodes: list[Described] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class Summary:
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Of the first episode."""
+        """Fields of the first episode."""
         return dict(self.episodes[0].fields) if self.episodes else {}
 
 
@@ -128,7 +128,7 @@ def shared_fields(
 
 
 def notes_of(episodes: Sequence[Described], options: ReadOptions) -> list[str]:
-    """What an import changes that is not obvious from the files."""
+    """Describe changes by an import that are not obvious from the files."""
     notes, num = [], f"{len(episodes):,}"
     shortened = sum(episode.steps < episode.file_steps for episode in episodes)
     if shortened:
