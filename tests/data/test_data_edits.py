@@ -196,7 +196,7 @@ def test_damage_is_named(bowls: Path, tmp_path: Path) -> None:
         (["filter", "bowls", "bowls"], "exists already"),
         (["clip", "bowls", "c", "--start", "40"], "they have 8 to 14 steps"),
         (["add", "bowls", "c"], "etude data add DATASET PATHS... OUT"),
-        (["import", "bowls", "c"], "`etude data merge` joins several"),
+        (["import", "bowls", "c"], "`etude data merge` merges datasets"),
     ],
 )
 def test_mistakes(
