@@ -6,8 +6,7 @@ import io
 import math
 
 from etude.core.metrics.declared import Health
-from etude.core.metrics.usage import bottleneck, fleet
-from etude.training.logs.console import ConsoleTable
+from etude.training.logs.console import ConsoleTable, bottleneck, fleet
 from log_points import METRICS, rows_like_a_run
 
 

@@ -24,9 +24,8 @@ from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.history import Row, history_of
 from etude.core.metrics.declared import ELAPSED, Health, declares, episode_metric, numbers
-from etude.core.metrics.usage import machine, seconds_of
 from etude.training.callbacks import Callback, Context
-from etude.training.logs.console import columns_of, heading_of, line_of
+from etude.training.logs.console import columns_of, heading_of, line_of, machine, seconds_of
 from etude.training.logs.curves import Curve, number, span_of
 from etude.training.logs.dashboard_view import Level, Shown, View, draw, table_width
 
