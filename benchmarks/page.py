@@ -278,7 +278,7 @@ def spent(runs: Sequence[Record]) -> list[str]:
 
 
 def kills(runs: list[Record]) -> str:
-    """What SIGKILL at half time cost each peer."""
+    """Cost of a SIGKILL at half time for each peer."""
     rows = []
     for run in (run for run in runs if run["measure"] == "kill"):
         killed = run.get("killed")

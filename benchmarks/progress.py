@@ -1,4 +1,4 @@
-"""What every runner shares: its arguments, the lines it prints, the end of a run.
+"""Shared code of all runners: arguments, printed lines, end of a run.
 
 A runner is a module `benchmarks/runners/PEER.py` that calls `main(train, ...)`. It is started as
 `python -m benchmarks.runners.PEER TASK --seed 0 --steps 5000 --cap 60 --out FOLDER` and prints one
@@ -23,13 +23,13 @@ import numpy as np
 from benchmarks.tasks import TASKS, Task
 
 WINDOW = 100
-"""Return and success are means over so many of the newest finished training episodes."""
+"""Number of the newest finished training episodes in means of return and success."""
 BETWEEN = 0.25
 """Seconds between two points of a curve, at least."""
 EPISODES = "episodes.jsonl"
-"""Of a run: its finished episodes, by the step of the point after them."""
+"""File with the finished episodes of a run, by the step of the point after them."""
 NEVER = 10**12
-"""Steps, for libraries that must be told a length: the run is ended by `Finished`."""
+"""Steps for libraries that need a length; `Finished` ends the run."""
 
 
 LIBRARY_ENDED = "the library ended"
@@ -96,13 +96,13 @@ class Progress:
             self._successes.append(success)
 
     def in_environments(self, seconds: float) -> None:
-        """So long the environments were stepped; told since the first update alone."""
+        """Add the time of environment steps; counted from the first update on."""
         if self._begun is not None:
             self._in_environments = seconds + (self._in_environments or 0.0)
 
     @property
     def environment_share(self) -> float | None:
-        """Of the seconds since the first update those in environments; None if it is not known."""
+        """Share of the seconds since the first update spent in environments; None if unknown."""
         if self._in_environments is None or self._begun is None:
             return None
         return round(self._in_environments / (since_start() - self._begun), 4)
@@ -190,7 +190,7 @@ def main(
 ) -> int:
     """Run one peer on one task.
 
-    package: the distribution whose version is told. algorithms, tasks: what it has; anything else
+    package: the distribution whose version is printed. algorithms, tasks: what it has; anything else
     is answered by "not_offered". resumes: its documented way to go on after a crash, None if it has
     none. note: how it was run. own_engine: its task is its own. train: returns further items for
     the last line.

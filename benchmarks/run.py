@@ -59,7 +59,7 @@ GRACE = 180.0
 ENDS_WITHIN = 10.0
 """Seconds after its last line in which a run must have left."""
 IDLE, PATIENCE = 0.15, 60.0
-"""A run begins when other work takes less of the cores, or after so many seconds."""
+"""Most share of the cores for other work when a run begins, and seconds to wait for that."""
 MOST_POINTS = 200
 Line = dict[str, Any]
 
@@ -72,7 +72,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one process printed and used."""
+    """Output and resources of one process."""
 
     lines: list[Line]
     peak: int
@@ -219,7 +219,7 @@ def speed_of(curve: Sequence[Sequence[Any]], task: Task) -> float | None:
 
 
 def thinned(curve: list[list[Any]]) -> list[list[Any]]:
-    """At most so many points, the last among them."""
+    """At most `MOST_POINTS` points of a curve, the last included."""
     every = math.ceil(len(curve) / MOST_POINTS)
     return curve if every <= 1 else [*curve[:-1][::every], curve[-1]]
 

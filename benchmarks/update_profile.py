@@ -63,7 +63,7 @@ class Watching(Callback):
             yield metrics
 
     def _profile(self, batches: Iterator[Any]) -> None:
-        """Of the gradient steps that are left of this iteration, at most WATCHED."""
+        """Remaining gradient steps of this iteration, at most WATCHED."""
         with profile(activities=[ProfilerActivity.CPU]) as watched:
             count = sum(1 for _, _ in zip(range(WATCHED), batches, strict=False))
         if not count:

@@ -21,7 +21,7 @@ from benchmarks.tasks import TASKS
 
 
 def _of_inner(wrapper: gymnasium.Wrapper, name: str) -> Any:
-    """What a wrapper has not is asked of what it wraps, as in the gymnasium it was made for."""
+    """Look up missing attributes in the wrapped object, as older gymnasium versions did."""
     if name.startswith("_") or name == "env":
         raise AttributeError(name)
     return getattr(wrapper.env, name)
@@ -139,7 +139,7 @@ def train(progress: Progress) -> None:
         "log_to_file": False,
     }
     # Its checkpoints hold NumPy scalars once an episode has ended, which torch.load refuses since
-    # torch 2.6 unless told otherwise; Sample Factory then starts from scratch.
+    # torch 2.6 by default; Sample Factory then starts from scratch.
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     # A resumed run reads the settings of the first one, but for those on the command line.
     restart = "resume" if progress.resume else "overwrite"

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.progress import Progress, main
 
 FIGURES = {"steps": r"Total steps:?\s+([\d,]+)", "mean": r"Mean reward:?\s+(-?[\d.]+)"}
-"""What rsl_rl, which it learns with, prints after every iteration."""
+"""Output of rsl_rl, with which it learns, after every iteration."""
 
 
 def train(progress: Progress) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 # Read when torch is loaded: threads that wait actively starve the physics beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-if "WORLD_SIZE" in os.environ:  # Lost ranks are told of in a sentence; torch adds a page to it.
+if "WORLD_SIZE" in os.environ:  # Lost ranks are reported in a sentence, to which torch adds a page.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 _EXPORTS = {
