@@ -190,9 +190,9 @@ def main(
 ) -> int:
     """Run one peer on one task.
 
-    package: the distribution whose version is printed. algorithms, tasks: what it has; anything else
-    is answered by "not_offered". resumes: its documented way to go on after a crash, None if it has
-    none. note: how it was run. own_engine: its task is its own. train: returns further items for
+    package: the distribution whose version is printed. algorithms, tasks: what it offers; for
+    others, the answer is "not_offered". resumes: its documented way to resume after a crash, or
+    None. note: how it was run. own_engine: its task is its own. train: returns further items for
     the last line.
     """
     parser = argparse.ArgumentParser()
