@@ -202,7 +202,7 @@ def test_replay_of_a_task_that_cannot_be_saved_closes_its_episodes(
 def test_ranks_that_sac_does_not_have_are_not_blamed_on_the_environment() -> None:
     recipe = recipes.find("sac")
     fast = recipe.learner.model_copy(update={"reduce": "fast"})
-    with pytest.raises(UsageError, match=r"no ranks whose gradients learner.reduce fast"):
+    with pytest.raises(UsageError, match=r"without ranks whose gradients learner.reduce fast"):
         etude.plan(recipe.model_copy(update={"learner": fast}))
 
 

@@ -259,7 +259,7 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
         etude.plan(small(data, learner={"shards": 3}))
     with pytest.raises(UsageError, match="nothing to collect ahead"):
         etude.plan(small(data, collector={"lag": 1}))
-    with pytest.raises(UsageError, match="imitates the actions of a dataset, and there is none"):
+    with pytest.raises(UsageError, match="imitates the actions of a dataset, and none is given"):
         etude.plan(small(data, algorithm={"dataset": ""}).model_copy(update={"env": ReachConfig()}))
     equal_dataset(tmp_path / "equal", data)
     with pytest.raises(UsageError, match="teaches no reward: all 5 returns are 1"):

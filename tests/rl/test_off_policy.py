@@ -1,4 +1,4 @@
-"""What SAC and TD3 share: replay, warm-up, shards, exactness, and culprits by name."""
+"""The base of SAC and TD3: replay, warm-up, shards, exactness, and culprits by name."""
 
 from __future__ import annotations
 

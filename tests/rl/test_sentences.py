@@ -210,7 +210,7 @@ def test_what_cannot_be_told_is_refused(dataset: Path, tmp_path: Path) -> None:
     task = {"kind": "task", "task": f"{telling.__file__}:Sides"}
     for env, said in (
         ({**task, "sentence": "jump"}, f"unknown to {dataset}: '{LEFT}', '{RIGHT}'"),
-        (task, f"name one with --env.sentence \\('{LEFT}', '{RIGHT}'\\)"),
+        (task, f"give one with --env.sentence \\('{LEFT}', '{RIGHT}'\\)"),
     ):
         with pytest.raises(UsageError, match=said):
             etude.plan(recipe_of(dataset, env=env))
