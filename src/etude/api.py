@@ -239,7 +239,7 @@ def with_start_checkpoint(recipe: Recipe, ranks: Ranks = ALONE) -> Recipe:
         return recipe
     start = Path(recipe.start_from)
     chosen = ranks.from_first(lambda: str(loading.start_path(start).resolve()))
-    return recipe.model_copy(update={"start_from": chosen})
+    return recipe.replace(start_from=chosen)
 
 
 def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> RunFolder:

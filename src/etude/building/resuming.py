@@ -147,8 +147,7 @@ def _resolve_resumed(
     check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)
     if options.collector is not None:
-        placed = {"collector": options.collector.applied(recipe.collector)}
-        recipe = recipe.model_copy(update=placed)
+        recipe = recipe.replace(collector=options.collector.applied(recipe.collector))
     run = resolve(recipe)
     if options.total_timesteps is not None:
         run = longer(run, options.total_timesteps, folder)
@@ -292,8 +291,7 @@ def longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
             f"{folder.path} is already planned for {now.total.timesteps:,} steps: "
             f"--total-timesteps must be {least:,} or more, which is one more iteration."
         )
-    clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
-    recipe = recipe.model_copy(update={"clock": clock})
+    recipe = recipe.replace(clock__total_timesteps=total_timesteps, clock__epochs=None)
     return replace(run, recipe=recipe, loops=recipe.algorithm.loops(recipe, run.geometry))
 
 
@@ -309,7 +307,7 @@ def extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Sa
     if not ranks.is_first:
         return
     before = load(folder.recipe)  # without this resume's placement of rollouts
-    longer = before.model_copy(update={"clock": run.recipe.clock})
+    longer = before.replace(clock=run.recipe.clock)
     shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
     was, now = (schedules(done / n.iterations) for n in (shorter, loops))
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]

@@ -165,8 +165,7 @@ class _Verification:
 
 def _train(recipe: Recipe, folder: str | None, speak: Say) -> Run:
     """Train a bundle's recipe in this process, without logs to other programs."""
-    local = recipe.with_kinds({"collector": "local"})
-    local = local.model_copy(update={"logs": LogsConfig(tensorboard=False)})
+    local = recipe.replace(collector__kind="local", logs=LogsConfig(tensorboard=False))
     path = Path(folder) if folder else default_path(recipe.name, recipe.seed)
     if path.exists():
         if digest(Run(path).recipe) != digest(recipe):

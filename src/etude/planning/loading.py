@@ -173,7 +173,7 @@ def recipe_with_sentence(recipe: Recipe, path: str | Path) -> Recipe:
     """The recipe with `env_with_sentence`."""
     if recipe.env is None:
         return recipe
-    return recipe.model_copy(update={"env": env_with_sentence(recipe.env, path)})
+    return recipe.replace(env=env_with_sentence(recipe.env, path))
 
 
 def env_with_sentence(env: EnvConfig, path: str | Path) -> EnvConfig:
@@ -181,4 +181,4 @@ def env_with_sentence(env: EnvConfig, path: str | Path) -> EnvConfig:
     if not env.sentence:
         return env
     vectors = policy_parts(Path(path))[1].get("sentences", {})
-    return env.model_copy(update={"task_vector": vector_of(env.sentence, vectors, path)})
+    return env.replace(task_vector=vector_of(env.sentence, vectors, path))
