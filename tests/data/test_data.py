@@ -172,12 +172,12 @@ def test_a_damaged_store_is_named(
     [
         (["inspct"], "no command 'etude data inspct'. Did you mean 'inspect'?"),
         (["inspect", "nowhere.hdf5"], "no such file or folder"),
-        (["import", "x.hdf5"], "Name the files to read, then the folder to make"),
+        (["import", "x.hdf5"], "Name the files to read, then the new folder"),
         (["import", "x.hdf5", "x.hdf5", "y"], "named twice"),
         (["import", "x.hdf5", "y", "--ob", "z"], "did you mean --obs?"),
-        (["record", "ppo", "y"], "done, reach or pick-place, and not"),
+        (["record", "ppo", "y"], ", reach or pick-place, and not"),
         (["record", "reach", ".", "--image-size", "0"], "exists already"),
-        (["record", "reach", "y", "--noise", "-1"], "not negative"),
+        (["record", "reach", "y", "--noise", "-1"], "of at least 0"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(
