@@ -223,7 +223,7 @@ def test_a_recipe_is_a_function(
         ("own_recipes.py:min", "did you mean 'mine'"),
         ("own_recipes.py:zzz", "has no 'zzz'"),
         ("own_recipes.py:number", "must return an etude.Recipe"),
-        ("own_recipes.py:constant", "no function"),
+        ("own_recipes.py:constant", "not a function"),
         ("own_recipes.py:misspelt", "no field sed (did you mean seed?)"),
         ("own_recipes.py:crash", "KeyError: 'a' (own_recipes.py, line 14)"),
         ("no_such_file.py:mine", "no file no_such_file.py"),
