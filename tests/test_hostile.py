@@ -218,7 +218,7 @@ def test_a_policy_of_another_task_is_refused(
     parts_of_it = dict(policy.state_dict()), policy.contract()
     checkpoint.save(run / "checkpoints", int(newest.name), parts_of_it, training)
     checkpoint.mark(run / "checkpoints", "best", int(newest.name))
-    with pytest.raises(UsageError, match=r"trained on another task|acts otherwise"):
+    with pytest.raises(UsageError, match=r"trained on another task|do not match this task"):
         Run(run).evaluate(8)
     with pytest.raises(UsageError, match="its policy does not fit this run"):
         resume(run)

@@ -109,7 +109,7 @@ def test_with_a_screen_the_browser_is_opened(monkeypatch: pytest.MonkeyPatch) ->
         (["reach", "walk-go1"], "'walk-go1' belongs to no option"),
         (
             ["--film", "film.avi"],
-            "film.avi is no film's name: let it end with .mp4, .webp or .gif.",
+            "film.avi is not the name of a film: it must end in .mp4, .webp or .gif.",
         ),
         (["--film", "folder.gif"], "folder.gif is a folder"),
         (["--film", "film.gif", "--web"], "leave out one of them"),

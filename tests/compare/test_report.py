@@ -72,7 +72,7 @@ def test_a_page_of_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["report", str(run), "-o", str(out)]) == 0
     assert re.search(r"page.html: 0\.0\d MB, 1 run\n", capsys.readouterr().out)
     text = out.read_text()
-    for words in ("95.0%", "What was asked", "Health", "fast", "etude train", "Plan", "seed"):
+    for words in ("95.0%", "Recipe", "Health", "fast", "etude train", "Plan", "seed"):
         assert words in text
     assert "data:image/png;base64," in text
     assert "data:video" not in text

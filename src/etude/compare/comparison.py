@@ -1,4 +1,4 @@
-"""Runs compared: groups of seeds, their curves and final scores, and which group is better."""
+"""Comparison of groups of runs over seeds: curves, final scores, probability of improvement."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from etude.training.logs.curves import number
 
 SUCCESS, RETURN = "eval/success_rate", "eval/mean_reward"
 METRICS = (SUCCESS, RETURN, "rollout/ep_rew_mean")
-"""What runs are compared by: the first of these that all of them have."""
+"""Default metrics: the first that all runs have is compared."""
 USUAL_SUCCESS = 0.9
 _MOST_POINTS, _MOST_GROUPS = 200, 26
 _SAME_END = 0.99
-"""Runs end at the same step if the earliest of them gets this far of the latest: iterations of
-another size round the same budget to another number."""
+"""Smallest ratio of the last steps of two runs with the same budget, which iterations of different
+sizes round to different numbers."""
 _MISSING = object()
 
 
 class Reached(NamedTuple):
-    """When a run first was as good as asked."""
+    """When a run first reached the level of success."""
 
     step: int
     seconds: float
@@ -38,7 +38,7 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ in their seed only."""
 
     letter: str
     label: str
@@ -47,7 +47,7 @@ class Group:
     values: Scores
     """The metric of each run at those steps, [num_runs, num_points]."""
     reached: tuple[Reached | None, ...]
-    """Of each run; all None where nothing was asked for."""
+    """When each run reached the level of success; None if it did not."""
 
     @property
     def name(self) -> str:
@@ -59,8 +59,10 @@ class Group:
         return self.values[:, -1:]
 
     def median(self, part: int) -> float:
-        """The median over runs of the step (0) or the seconds (1) at which they were good enough;
-        infinite where half of them never were."""
+        """The median over runs of the step (0) or the seconds (1) at success.
+
+        It is infinite if half of the runs never succeeded.
+        """
         each = [math.inf if r is None else float(r[part]) for r in self.reached]
         low, high = sorted(each)[(len(each) - 1) // 2], sorted(each)[len(each) // 2]
         return (low + high) / 2
@@ -68,16 +70,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs of one task, at one budget."""
+    """A comparison of groups of runs of one task, at one step."""
 
     metric: str
     end: int
     unit: str
     success: float | None
-    """The level of the metric that `Group.reached` is about."""
+    """The level of the metric that counts as success in `Group.reached`."""
     groups: tuple[Group, ...]
     differences: dict[str, list[str]]
-    """{setting: its value in each group}, of the settings that differ; "" where there is none."""
+    """{setting: its value in each group}, of settings that differ; "" in a group without it."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -85,15 +87,15 @@ class Comparison:
         return self.metric.endswith("success_rate")
 
     def score(self, value: float) -> str:
-        """A value of the metric, as people read it."""
+        """A value of the metric as text."""
         return f"{value:.1%}" if self.is_share else number(value)
 
     def level(self, value: float) -> str:
-        """The same, short: for an axis, or a level that is asked for."""
+        """A value of the metric as short text."""
         return f"{value:.0%}" if self.is_share else number(value)
 
     def pairs(self) -> list[tuple[Group, Group, Estimate]]:
-        """(a, b, how likely a run of a scores higher than one of b) of every two groups."""
+        """(a, b, probability that a run of a scores higher than one of b) of every two groups."""
         improvement = statistics.probability_of_improvement
         return [
             (a, b, statistics.estimate(improvement, a.final, b.final))
@@ -109,11 +111,11 @@ def compare(
     any_task: bool = False,
     by_folder: bool = False,
 ) -> Comparison:
-    """Runs in groups; raises where they are not to be compared.
+    """Compare runs in groups; raises if they cannot be compared.
 
-    metric: a column of metrics.jsonl. at: a step to compare at, before the end. success: a level of
-    the metric; 0.9 of a success rate where nothing is said. any_task: compare although the
-    environments differ. by_folder: runs in one folder are a group, not those of one recipe.
+    metric: a column of metrics.jsonl. at: the step to compare at, default the end. success: a level
+    of the metric, default 0.9 of a success rate. any_task: allow different environments. by_folder:
+    group runs by folder and not by recipe.
     """
     for record in records:
         if not record.rows:
@@ -146,7 +148,7 @@ def compare(
 
 
 def _metric(records: Sequence[RunRecord], asked: str | None) -> str:
-    """The metric to compare by; refuses one that a run does not have."""
+    """The metric to compare; raises if a run does not have it."""
     known = [{name for row in record.rows for name in row} for record in records]
     common = set.intersection(*known)
     if asked is None:
@@ -165,9 +167,9 @@ def _metric(records: Sequence[RunRecord], asked: str | None) -> str:
 
 
 def _check_tasks(records: Sequence[RunRecord], metric: str, any_task: bool) -> None:
-    """Refuse runs whose scores mean different things.
+    """Raise if the scores of runs are not comparable.
 
-    Success means the same whatever reward a run learned from; returns do not.
+    Success rates are comparable between different rewards, returns are not.
     """
     first = records[0]
     for record in records[1:]:
@@ -179,7 +181,7 @@ def _check_tasks(records: Sequence[RunRecord], metric: str, any_task: bool) -> N
         both = [n for n in first.settings if n in record.settings and n.startswith("env.")]
         apart = [
             name
-            for name in ("env", "env.kind", *both)  # a version may have fields that another has not
+            for name in ("env", "env.kind", *both)  # versions may have different fields
             if first.settings.get(name, _MISSING) != record.settings.get(name, _MISSING)
             and not (metric.endswith("success_rate") and name.startswith("env.reward"))
         ]
@@ -195,7 +197,7 @@ def _check_tasks(records: Sequence[RunRecord], metric: str, any_task: bool) -> N
 
 
 def _end(records: Sequence[RunRecord], at: int | None) -> int:
-    """The step to compare at; refuses runs that have not come as far."""
+    """The step to compare at; raises if a run has not reached it."""
     first, last = (pick(records, key=lambda r: r.last_step) for pick in (min, max))
     unit = records[0].unit
     if at is not None:
@@ -215,7 +217,7 @@ def _end(records: Sequence[RunRecord], at: int | None) -> int:
 
 
 def _differences(parts: Sequence[Sequence[RunRecord]]) -> dict[str, list[str]]:
-    """{setting: value in each group} of those that are not the same in all groups."""
+    """{setting: value in each group} of settings that differ between groups."""
     names = dict.fromkeys(name for runs in parts for name in runs[0].compared)
     found = {}
     for name in names:
@@ -231,7 +233,7 @@ def _differences(parts: Sequence[Sequence[RunRecord]]) -> dict[str, list[str]]:
 def _labels(
     parts: Sequence[Sequence[RunRecord]], differences: dict[str, list[str]], by_folder: bool
 ) -> list[str]:
-    """What each group is called: what is its own, where that is short, or where its runs are."""
+    """The label of each group: the settings that differ if they are short, else its folder."""
     labels = []
     for index, runs in enumerate(parts):
         own = [f"{name.rpartition('.')[2]} {v[index] or '-'}" for name, v in differences.items()]
@@ -251,7 +253,7 @@ def _labels(
 
 
 def _common(names: Sequence[str]) -> str:
-    """What names begin with in common, without the start of a seed's mark at the end."""
+    """The common beginning of names, without the beginning of a seed's number."""
     size = next(
         (i for i, letters in enumerate(zip(*names, strict=False)) if len({*letters}) > 1),
         min(map(len, names)),
@@ -297,7 +299,7 @@ def _group(
 def _refuse_copies(
     runs: Sequence[RunRecord], series: Sequence[list[tuple[int, float, float]]]
 ) -> None:
-    """A run counts once: one that was copied or repeated bit for bit says nothing new."""
+    """Raise if a run is there twice: a copy is not another sample."""
     seen: dict[Any, Path] = {}
     for run, points in zip(runs, series, strict=True):
         key = (str(run.seed), tuple((step, value) for step, value, _ in points))
@@ -309,7 +311,7 @@ def _refuse_copies(
 
 
 def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
-    """What else is not the same, and may be why scores or times differ."""
+    """Notes on other differences that may explain scores or times."""
     notes = []
     every = [run for group in groups for run in group.runs]
     for title, path in (("CPUs", ("cpu", "model")), ("versions of Etude", ("versions", "etude"))):

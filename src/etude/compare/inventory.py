@@ -1,4 +1,4 @@
-"""Which runs there are: state, steps, success, age and size, from a few small reads of each."""
+"""Runs at a glance: state, steps, success, age and size, from a few small reads per run."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from etude.runs.lock import is_locked
 State = Literal["running", "finished", "stopped", "failed"]
 _STEP = re.compile(r"[0-9]{12,}")
 _BLOCK, _MOST = 1 << 16, 1 << 22
-"""Bytes of the end of metrics.jsonl that are read at first, and at most."""
+"""Bytes that are read from the end of metrics.jsonl: block size and limit."""
 _SCORES = {
     "eval/success_rate": "success",
     "eval/mean_reward": "return",
     "rollout/success_rate": "success",
     "rollout/ep_rew_mean": "return",
 }
-"""Columns that say how good a policy is, the first that is there, and what they are."""
+"""{column of the score: its name}, by priority."""
 
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run at a glance."""
+    """The state of a run."""
 
     path: Path
     recipe: str
     seed: int | None
     state: State
     steps: int
-    """Environment steps, or updates where a run collects nothing, of its last row or checkpoint."""
+    """Environment steps, or updates on a dataset, at the last row or checkpoint."""
     total: int | None
-    """Steps that are planned."""
+    """Planned steps."""
     score: float | None
-    """The last evaluation's success rate or mean return; that of rollouts where there is none."""
+    """Success rate or mean return of the last evaluation; without one, of rollouts."""
     score_name: str
     age: float
-    """Seconds since it was last written."""
+    """Seconds since the last change."""
     bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The entry as JSON."""
         return {**asdict(self), "path": str(self.path)}
 
 
 def entry(path: Path) -> RunEntry:
-    """A run at a glance; what cannot be read is left out."""
+    """The state of a run; unreadable parts are left out."""
     rows = path / "metrics.jsonl"
     newest = _newest_step(path / "checkpoints")
     last, name, score = _read_end(rows)
@@ -97,7 +97,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _counts(file: Path) -> dict[str, Any]:
-    """`counts` of a plan or a summary; {} where it cannot be read."""
+    """`counts` of a plan or a summary; {} if it cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         document = json.loads(_start(file, 1 << 20))
         counts = document.get("counts") if isinstance(document, dict) else None
@@ -112,7 +112,7 @@ def _total(plan: Path) -> int | None:
 
 
 def _start(file: Path, size: int = 4096) -> str:
-    """The start of a text; nothing is opened through a link."""
+    """The start of a text file; symbolic links are not followed."""
     with suppress(OSError):
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with os.fdopen(os.open(file, flags), "rb") as stream:
@@ -121,14 +121,14 @@ def _start(file: Path, size: int = 4096) -> str:
 
 
 def _field(text: str, name: str) -> str:
-    """A field at the top of a recipe, as it is written."""
+    """A top-level field of a recipe, as written."""
     found = re.search(rf"^{name}: *(.*)$", text, re.MULTILINE)
     value = found[1].strip().strip("'\"") if found else ""
     return "".join(letter for letter in value if letter.isprintable())[:80]
 
 
 def _read_end(file: Path) -> tuple[dict[str, Any], str, float | None]:
-    """The last row, and what the last evaluation came to: its name and value."""
+    """(last row, name of the score, score) from the end of metrics.jsonl."""
     last: dict[str, Any] = {}
     other: tuple[str, float | None] = ("", None)
     for row in _rows_from_end(file):
@@ -143,7 +143,7 @@ def _read_end(file: Path) -> tuple[dict[str, Any], str, float | None]:
 
 
 def _rows_from_end(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a metrics.jsonl, the last one first, of its last megabytes."""
+    """Rows of metrics.jsonl from the end, of its last megabytes."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError), os.fdopen(os.open(file, flags), "rb") as stream:
         end = stream.seek(0, os.SEEK_END)

@@ -20,15 +20,15 @@ from etude.evaluate.charts import COLORS, FAINT, drawn, steps_text
 from etude.training.logs.curves import EIGHTHS, duration
 
 _MOST_SHOWN = 12
-"""Lines of a part of the table."""
+"""Most lines in a part of the table."""
 _CURVE = 12
-"""Characters of a curve in it."""
+"""Characters of a curve in the table."""
 _WIDE = 100
-"""Characters of a terminal in which all columns have room."""
+"""Width of a terminal with room for all columns."""
 
 
 def to_json(it: Comparison) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The comparison as JSON."""
     return {
         "metric": it.metric,
         "at": it.end,
@@ -78,7 +78,7 @@ def _group(it: Comparison, group: Group) -> dict[str, Any]:
 
 
 def to_csv(it: Comparison) -> str:
-    """A line for each run and step: group, label, run, seed, step, value."""
+    """The comparison as CSV, with a row for each run and step."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["group", "label", "run", "seed", it.unit, it.metric])
@@ -92,7 +92,7 @@ def to_csv(it: Comparison) -> str:
 
 
 def to_table(it: Comparison, width: int = 100, color: bool = False) -> str:
-    """What a person reads in a terminal."""
+    """The comparison as a table for the terminal."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, highlight=False)
     runs = sum(len(group.runs) for group in it.groups)
@@ -116,7 +116,7 @@ def to_table(it: Comparison, width: int = 100, color: bool = False) -> str:
 
 
 def _scores(it: Comparison, width: int) -> Table:
-    """A line for each group; a narrow terminal gets neither curves nor means."""
+    """A line for each group; without curves and means in a narrow terminal."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
     table.add_column("group", overflow="fold", min_width=12)
@@ -151,7 +151,7 @@ def _reached(group: Group) -> list[str]:
 
 
 def _spark(it: Comparison, group: Group) -> str:
-    """The curve of a group in characters, on one scale with the other groups."""
+    """The curve of a group in characters, on the same scale as the other groups."""
     curves = [statistics.iqm(each.values.T[..., None]) for each in it.groups]
     low, high = (0.0, 1.0) if it.is_share else (min(map(min, curves)), max(map(max, curves)))
     middle = curves[it.groups.index(group)]
@@ -176,7 +176,7 @@ def _differing(it: Comparison) -> Table:
 
 
 def _cell(value: Any) -> Any:
-    """A cell that a spreadsheet does not take for a formula."""
+    """A cell that a spreadsheet does not read as a formula."""
     is_formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@") and value[1:2]
     return f"'{value}" if is_formula and not _is_number(value) else value
 
@@ -199,7 +199,7 @@ def _better(a: Group, b: Group, p: Estimate) -> str:
 
 
 def to_chart(it: Comparison, kind: str) -> bytes:
-    """Curves over seeds with their bands on the left, final scores on the right, as svg or png."""
+    """A chart of the curves with their bands, and of the final scores; kind: svg or png."""
     height = 4.4 + 0.2 * len(it.groups)
     return drawn(lambda figure: _draw(figure, it), 9.6, height, kind)
 

@@ -1,6 +1,4 @@
-"""Runs as they are on disk, for whoever puts several side by side: nothing of theirs is executed,
-and nothing that learns is imported.
-"""
+"""Records of runs as they are on disk. No code of a run is executed, and torch is not loaded."""
 
 from __future__ import annotations
 
@@ -22,20 +20,20 @@ from etude.runs.folder import METRICS, RECIPE, RunFolder
 from etude.runs.metrics_log import DiskHistory
 
 _MOST_RECIPE, _MOST_ITEMS = 1 << 18, 1 << 16
-"""Bytes and items of a recipe: larger ones are not read."""
+"""Largest recipe that is read, in bytes and in items."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run's folder says of it."""
+    """The content of a run folder that is compared."""
 
     path: Path
     settings: dict[str, Any]
-    """The fields of its recipe, {section.key: value}, as they were written."""
+    """{section.key: value} of its recipe, not validated."""
     history: Thinned[Row]
-    """Its log rows; an evenly spaced part of them where there are many."""
+    """Log rows; an evenly spaced part of them if there are many."""
     manifest: dict[str, Any]
-    """What it was made with; {} where that file is damaged."""
+    """The manifest; {} if it is damaged."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -51,7 +49,7 @@ class RunRecord:
 
     @cached_property
     def compared(self) -> dict[str, Any]:
-        """The settings that results and times follow from, but for the seed."""
+        """The settings that decide results and times, except for the seed."""
         chosen = {name: v for name, v in self.settings.items() if not among(name, FREE)}
         return {name: v for name, v in chosen.items() if name != "seed"}
 
@@ -74,9 +72,9 @@ class RunRecord:
 
 
 def find(texts: Sequence[str]) -> list[Path]:
-    """The run folders that arguments name: a run, a folder of runs, or a pattern of either.
+    """Find the run folders of arguments: runs, folders of runs, or patterns.
 
-    Files that a shell's pattern matched beside the runs are left out.
+    Files that a pattern of the shell matched beside the runs are left out.
     """
     found: list[Path] = []
     for text in texts:
@@ -102,7 +100,7 @@ def _runs_in(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> RunRecord:
-    """The record of a run; raises where its recipe or its rows cannot be read."""
+    """Read the record of a run; raises if recipe or rows cannot be read."""
     folder = RunFolder.open(path, write=False)
     try:
         manifest = folder.manifest()
@@ -113,7 +111,7 @@ def read(path: Path) -> RunRecord:
 
 
 def _content(text: str, path: Path) -> dict[str, Any]:
-    """A recipe as plain data, of any version: it is not validated."""
+    """A recipe of any version as plain data, not validated."""
     try:
         if len(text) > _MOST_RECIPE:
             raise ValueError(f"it has more than {_MOST_RECIPE:,} characters")
@@ -127,7 +125,7 @@ def _content(text: str, path: Path) -> dict[str, Any]:
 
 
 def flat(content: Mapping[Any, Any]) -> dict[str, Any]:
-    """{section.key: value} of a recipe's plain data."""
+    """{section.key: value} of nested mappings."""
     found: dict[str, Any] = {}
     waiting: list[tuple[str, Any]] = [("", content)]
     for _ in range(_MOST_ITEMS):
@@ -143,12 +141,12 @@ def flat(content: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def among(name: str, fields: Sequence[str]) -> bool:
-    """Whether a field is one of these, or in a section that is."""
+    """Whether a field is one of `fields`, or in a section that is."""
     return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
 def shown(value: Any) -> str:
-    """A setting as one would type it, short."""
+    """A setting as short text."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -157,10 +155,10 @@ def shown(value: Any) -> str:
 
 
 def printable(text: object) -> str:
-    """A text of a stranger's without what a terminal would obey."""
+    """A text with control characters replaced by question marks."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 
 def key_of(settings: Mapping[str, Any]) -> str:
-    """A text that is the same for the same settings."""
+    """A key that is equal for equal settings."""
     return json.dumps(settings, sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""Loaded policies, to act with in a loop of one's own."""
+"""Loaded policies that act in your own loop."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class Episode:
     """One episode of a policy in an environment."""
 
     observations: list[Any]
-    """As the environment gave them; one more than there are actions."""
+    """Raw observations of the environment; one more than actions."""
     actions: Array
     """[length, ...]"""
     rewards: Array
     """[length] float64"""
     terminated: bool
-    """Whether the task ended it, rather than a limit of time or of steps."""
+    """Whether the task ended it, and not a limit of steps."""
     info: dict[str, Any]
-    """That of the last step; Etude's own tasks put their statistics here, such as is_success."""
+    """The info of the last step, with statistics of Etude's own tasks: is_success and others."""
 
     @property
     def total_reward(self) -> float:
-        """Its return: the sum of its rewards."""
+        """The return: the sum of the rewards."""
         return float(self.rewards.sum())
 
     @property
     def length(self) -> int:
-        """Its number of steps."""
+        """The number of steps."""
         return len(self.rewards)
 
 
 class LoadedPolicy:
     """A policy that acts: `load_policy(path).act(obs)`, or a whole `episode(env)`.
 
-    A recurrent policy keeps its state from call to call: `reset` it where an episode begins.
+    A recurrent policy keeps its state between calls: call `reset` at the start of an episode.
     """
 
     def __init__(self, policy: BasePolicy) -> None:
@@ -63,13 +63,14 @@ class LoadedPolicy:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether it remembers: then `reset` belongs to the start of every episode."""
+        """Whether the policy has a state, which `reset` clears at the start of an episode."""
         return bool(self.policy.state_specs)
 
     def reset(self, env_ids: Array | Sequence[int] | None = None) -> None:
-        """An episode begins: in the given environments, or in all of them.
+        """Reset the recurrent state of the given environments, or of all.
 
-        env_ids: numbers of environments, or a mask [num_envs] bool such as terminated | truncated.
+        env_ids: indices of environments, or a mask [num_envs] bool, for example
+        terminated | truncated.
         """
         if env_ids is None:
             self._state = {}
@@ -82,11 +83,11 @@ class LoadedPolicy:
     def act(
         self, obs: Any, deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> Array:
-        """The most likely action, as the environment takes it.
+        """The most likely action, in the units of the environment.
 
         `obs`: {name: array} with what the actor reads (what only a critic reads may be left out),
         or the array alone where the actor reads one observation. Arrays are of one environment,
-        or [num_envs, ...]. deterministic: False draws the action as in training, from `rng`.
+        or [num_envs, ...]. deterministic: False samples the action as in training, from `rng`.
         """
         arrays, single = self._batch(obs)
         num_envs = len(next(iter(arrays.values())))
@@ -113,10 +114,10 @@ class LoadedPolicy:
         deterministic: bool = True,
         max_steps: int | None = None,
     ) -> Episode:
-        """Plays one episode in a `gymnasium.Env`, such as `etude.make("reach")`.
+        """Play one episode in a `gymnasium.Env`, for example `etude.make("reach")`.
 
-        seed: of the environment's reset, and of actions that are drawn. max_steps: the episode is
-        cut after so many, for environments without a limit of their own.
+        seed: of the environment's reset and of sampled actions. max_steps: limit of steps, for
+        environments without one.
         """
         if hasattr(env, "single_action_space"):
             raise UsageError(
@@ -139,7 +140,7 @@ class LoadedPolicy:
         return Episode(observations, np.stack(actions), np.array(rewards), bool(terminated), info)
 
     def _batch(self, obs: Any) -> tuple[dict[str, Array], bool]:
-        """{name: [num_envs, n] float32} of what the actor reads; and whether it had no num_envs."""
+        """({name: [num_envs, n] float32} of the actor, whether `obs` is of one environment)."""
         specs = self.policy.actor_observations
         if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
             raise UsageError(
@@ -174,7 +175,7 @@ class LoadedPolicy:
 
 
 def _array(name: str, value: Any) -> Array:
-    """An observation as float32; refuses what holds no numbers."""
+    """An observation as float32; raises if it is not made of numbers."""
     try:
         return np.asarray(value, np.float32)
     except (TypeError, ValueError) as error:
@@ -185,7 +186,7 @@ def _array(name: str, value: Any) -> Array:
 
 
 def load_policy(path: str | Path, trust: bool = False) -> LoadedPolicy:
-    """The policy of a run (its best), of a checkpoint, or of a copied `policy/` folder.
+    """Load the best policy of a run, the policy of a checkpoint, or a copied `policy/` folder.
 
     trust: code that the policy names, such as a kind `module:Class`, may run, now and later.
     """

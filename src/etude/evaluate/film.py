@@ -1,7 +1,6 @@
-"""Films and picture strips: of clips of motion, and of evaluation episodes, one success and one
-failure of each kind.
+"""Films and picture strips of evaluation episodes, and of motion clips.
 
-Where a motion is imitated, it is shown beside the policy: on the left in a film, above in a strip.
+A reference motion is shown beside the policy: on the left of a film, on top of a strip.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ from etude.planning.recipe import Recipe
 from etude.rollout.group import evaluate
 
 SIZE, SMALL = (1280, 720), (640, 360)
-"""Width and height of a film, and of one for a web page."""
+"""Width and height of a film, and of a small one, in pixels."""
 CAPTION = 34
-"""Height of the line under a strip's pictures."""
+"""Height of the line under the pictures of a strip, in pixels."""
 GAP = 4
 _LINGER = 1.0
-"""Seconds that a film shows the end."""
+"""Seconds for which a film stays at the end of an episode."""
 _LONGEST = 15.0
-"""Seconds: of a longer episode, a film shows the last of them."""
+"""Longest episode in a film, in seconds; of a longer one the end is shown."""
 _ENOUGH, _MOST = 6.0, 5
-"""Seconds that a film lasts at least, if so many episodes of its kind suffice."""
+"""Shortest film in seconds, and largest number of episodes to get there."""
 _MOVING_RATE, _MOVING_SECONDS = 15.0, 10.0
-"""Pictures of a second, and seconds, of the moving picture beside a film."""
+"""Frame rate, and length in seconds, of the moving picture beside a film."""
 _MOVING = (".webp", ".gif")
 INK, PAPER = (30, 34, 40), (255, 255, 255)
 _PANEL, _FAINT = (24, 28, 36, 190), (200, 206, 214)
@@ -58,20 +57,20 @@ _GOOD, _BAD, _PLAIN = (34, 150, 84), (205, 62, 52), (84, 96, 112)
 
 @dataclass(frozen=True)
 class Scene:
-    """An episode with what is written on its film."""
+    """An episode with the texts of its film."""
 
     footage: Footage
     title: str
     detail: str = ""
-    """Such as the episode's number."""
+    """For example the number of the episode."""
     outcome: str = ""
-    """Written at the end."""
+    """Shown at the end."""
     success: bool | None = None
-    """Decides the colour of that."""
+    """Decides the colour of the outcome."""
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse what cannot be filmed, before any episode is played."""
+    """Raise if episodes of a recipe cannot be filmed."""
     check_tools()
     env = recipe.task.for_film().build(recipe.task.num_agents)
     try:
@@ -81,7 +80,7 @@ def check(recipe: Recipe) -> None:
 
 
 def check_env(env: BatchEnv, kind: str) -> None:
-    """Refuse an environment that cannot be drawn."""
+    """Raise if an environment cannot be drawn."""
     if not can_film(env):
         raise UsageError(
             f"An environment of the kind '{kind}' cannot be filmed, because nothing draws it: give "
@@ -94,7 +93,7 @@ def check_env(env: BatchEnv, kind: str) -> None:
 
 
 def check_tools(mp4: bool = True) -> None:
-    """Refuse to film where that is not possible, before any episode is played."""
+    """Raise if films cannot be made on this machine."""
     if mp4:
         _ffmpeg()
     # Read by Gymnasium, whose own choice is a screen.
@@ -102,11 +101,11 @@ def check_tools(mp4: bool = True) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a film that `write_file` could not write, before any episode is played."""
+    """Raise if `write_file` cannot write a file of this name."""
     if path.suffix not in (".mp4", *_MOVING):
-        raise UsageError(f"{path} is no film's name: let it end with .mp4, .webp or .gif.")
+        raise UsageError(f"{path} is not the name of a film: it must end in .mp4, .webp or .gif.")
     if path.is_dir():
-        raise UsageError(f"{path} is a folder: name the file that the film is to become.")
+        raise UsageError(f"{path} is a folder: name a file for the film.")
     if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise UsageError(
             "An .mp4 needs imageio-ffmpeg, which is not installed: `pip install etude[video]`, or "
@@ -125,7 +124,7 @@ def _ffmpeg() -> Any:
 
 
 def _writer(path: Path, rate: float, size: Size) -> Any:
-    """Its `send` takes the pictures [height, width, 3] of a film, one by one."""
+    """A generator whose `send` takes the pictures [height, width, 3] of a film, one by one."""
     made = _ffmpeg().write_frames(
         str(path),
         size,
@@ -140,7 +139,7 @@ def _writer(path: Path, rate: float, size: Size) -> Any:
 
 
 def typical(fresh: FreshEpisodes, kinds: list[str]) -> dict[str, list[int]]:
-    """{kind: numbers of episodes}: of each kind some of middle length, the most typical first."""
+    """{outcome: episode numbers}: of each outcome some of median length, the most typical first."""
     chosen = {}
     for kind in dict.fromkeys(kinds) if kinds else ("episode",):
         where = np.flatnonzero(np.array(kinds) == kind) if kinds else np.arange(fresh.num_episodes)
@@ -160,8 +159,11 @@ def film(
     size: Size = SIZE,
     title: str = "",
 ) -> list[Path]:
-    """<kind>.png, .mp4 and .webp in a folder of a run's evaluations, for each kind of episode that
-    occurred; path: the policy; title: by default the names of recipe and run."""
+    """Write <outcome>.png, .mp4 and .webp into a folder, for each outcome that occurred.
+
+    path: the policy. kinds: the outcome of each episode. title: default the names of recipe and
+    run.
+    """
     chosen, made = typical(fresh, kinds), []
     env, recordings = replay(recipe, path, fresh, [n for group in chosen.values() for n in group])
     succeeded = fresh.episodes.get("is_success")
@@ -181,8 +183,7 @@ def film(
 
 
 def write(scenes: Sequence[Scene], folder: Path, name: str, size: Size = SIZE) -> list[Path]:
-    """<name>.png, a strip of pictures, <name>.mp4 and <name>.webp, a moving picture for a page, in
-    a folder: episodes one after the other; the strip is of the first."""
+    """Write <name>.png, a strip of the first episode, and <name>.mp4 and <name>.webp of all."""
     moving = folder / f"{name}.{'webp' if features.check('webp') else 'gif'}"
     picture, film = folder / f"{name}.png", folder / f"{name}.mp4"
     strip(scenes[0]).save(picture, optimize=True)
@@ -193,7 +194,7 @@ def write(scenes: Sequence[Scene], folder: Path, name: str, size: Size = SIZE) -
 def replay(
     recipe: Recipe, path: Path, fresh: FreshEpisodes, numbers: list[int]
 ) -> tuple[BatchEnv, dict[int, Any]]:
-    """Play episodes again, each with the environments of its group, and record them."""
+    """Play episodes again, each in its group, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
     task = recipe.task.for_evaluation().for_film()
     env = task.make(fresh.envs_per_group, recipe.collector.engine_threads)
@@ -209,7 +210,7 @@ def replay(
 
 
 def strip(scene: Scene) -> Image.Image:
-    """Pictures side by side over the whole episode, each with its step; the title above."""
+    """Pictures side by side over the whole episode, each with its step, under a title."""
     steps, columns = scene.footage.strip()
     title = ", ".join(filter(None, (scene.title, scene.outcome, scene.detail)))
     title += "; above the motion that it imitates" if scene.footage.figures > 1 else ""
@@ -217,7 +218,7 @@ def strip(scene: Scene) -> Image.Image:
 
 
 def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image.Image:
-    """Columns of pictures [height, width, 3] side by side, a caption below each, a title above."""
+    """Columns of pictures [height, width, 3] with captions, under a title."""
     height, width, _ = columns[0][0].shape
     tall = height * len(columns[0])
     sheet = Image.new("RGB", (len(columns) * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
@@ -233,7 +234,7 @@ def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image
 
 
 def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) -> None:
-    """An mp4 in the speed of the simulation, and its first seconds smaller, for a page."""
+    """Write an mp4 in real time, and its first seconds as a small moving picture."""
     rate, every = _rates(scenes[0].footage)
     most = round(_MOVING_SECONDS * rate / every)
     writer, kept = _writer(film, rate, size), list[Image.Image]()
@@ -256,7 +257,7 @@ def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) 
 
 
 def write_file(scenes: Sequence[Scene], path: Path) -> None:
-    """Episodes one after the other in one file: an mp4, or a smaller webp or gif."""
+    """Write episodes to one file: an mp4, or a small webp or gif."""
     rate, every = _rates(scenes[0].footage)
     if path.suffix in _MOVING:
         kept = [picture for scene in scenes for picture in _frames(scene, SMALL, every)]
@@ -269,20 +270,20 @@ def write_file(scenes: Sequence[Scene], path: Path) -> None:
 
 
 def _rates(footage: Footage) -> tuple[float, int]:
-    """Pictures of a second in a film, and how many of these a moving picture goes on by."""
+    """(frame rate of a film, its pictures per picture of the moving picture)."""
     rate = footage.moment_rate / footage.stride
     return rate, max(1, round(rate / _MOVING_RATE))
 
 
 def _save_moving(pictures: list[Image.Image], path: Path, rate: float) -> None:
-    """A webp or gif with so many pictures of a second."""
+    """Write a webp or gif; rate: pictures per second."""
     options: dict[str, Any] = {"quality": 70, "method": 3} if path.suffix == ".webp" else {}
     options |= {"append_images": pictures[1:], "duration": round(1000 / rate), "loop": 0}
     pictures[0].save(path, save_all=True, **options)
 
 
 def _frames(scene: Scene, size: Size, every: int = 1) -> Iterator[Image.Image]:
-    """Every so many of the pictures of a film of one episode, which stays a while at its end."""
+    """Every `every`-th picture of the film of one episode, which stays at its end for a second."""
     shown, wide = scene.footage, scene.footage.figures
     begin, stride = max(0, shown.moments - 1 - round(_LONGEST * shown.moment_rate)), shown.stride
     moments = [*range(begin, shown.moments - 1, stride * every), shown.moments - 1]
@@ -308,15 +309,17 @@ def _line(scene: Scene, moment: int) -> str:
 
 
 class Pen:
-    """Writes on a picture, in place, in sizes that suit its height."""
+    """Writes on a picture, in place, in sizes relative to its height."""
 
     def __init__(self, picture: Image.Image) -> None:
         self._unit, self._height = picture.height / 720, picture.height
         self._draw = ImageDraw.Draw(picture, "RGBA")
 
     def panel(self, left: float, title: str, line: str = "", longest: str = "") -> float:
-        """A title and a line below it, which may become as long as the longest, at the lower edge
-        of a figure that begins at `left`; the right end."""
+        """Write a title and a line at the lower edge, from `left`; return the right end.
+
+        longest: the longest line, which decides the width.
+        """
         unit, large, small = self._unit, self._font(27), self._font(20)
         wide: float = max(large.getlength(title), small.getlength(longest)) + 32 * unit
         tall, left = (76 if line else 50) * unit, left + 20 * unit
@@ -327,7 +330,7 @@ class Pen:
         return left + wide
 
     def badge(self, left: float, text: str, color: tuple[int, int, int]) -> None:
-        """A word in a colour, beside a panel that ends at `left`."""
+        """Write a word in a colour, beside a panel that ends at `left`."""
         unit, font = self._unit, self._font(27)
         wide, left = font.getlength(text) + 36 * unit, left + 12 * unit
         top = self._height - 96 * unit
@@ -343,14 +346,14 @@ class Pen:
 
 
 def clip_strip(clip: Clip, seconds: float) -> Image.Image:
-    """Pictures of a clip side by side, even in time, each with its moment; the name above."""
+    """Pictures of a clip side by side, evenly spaced in time, under its name."""
     shown = _clip_footage(clip, seconds)
     steps, columns = Footage.strip(shown)
     return _sheet(columns, [f"{step / CONTROL_RATE:.2f} s" for step in steps], _clip_title(clip))
 
 
 def clip_film(clip: Clip, seconds: float, path: Path) -> None:
-    """An mp4 of a clip in real time."""
+    """Write an mp4 of a clip in real time."""
     scene = Scene(_clip_footage(clip, seconds), _clip_title(clip))
     writer = _writer(path, CONTROL_RATE, SIZE)
     for picture in _frames(scene, SIZE):

@@ -1,4 +1,4 @@
-"""What can be filmed: recorded episodes as pictures, drawn when they are asked for."""
+"""Footage: recorded episodes as pictures, drawn on request."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from etude.envs.recorder import MujocoRecorder, PictureRecorder, Pictures, Recor
 Size = tuple[int, int]
 """Width and height in pixels."""
 FRAME_RATE = 30.0
-"""Pictures of a second that a film comes as close to as its moments allow."""
+"""Target frame rate of films."""
 STRIP_FRAMES = 8
 STRIP_SIZE = (300, 400)
-"""Of each picture in a strip."""
+"""Width and height of a picture in a strip."""
 
 
 class Footage(ABC):
-    """One episode. Its moments are even in time; every so many are a control step."""
+    """One episode as moments, evenly spaced in time; `substeps` of them are a control step."""
 
     moments: int
-    """How many there are, the start included."""
+    """Number of moments, with the start."""
     moment_rate: float
-    """Moments of a second."""
+    """Moments per second."""
     substeps: int = 1
-    """Moments of a control step."""
+    """Moments per control step."""
     figures: int = 1
-    """Pictures side by side: the motion that is imitated, if any, and the policy."""
+    """Number of pictures side by side: the reference motion, if any, and the policy."""
 
     @property
     def stride(self) -> int:
-        """How many moments a film goes on by with every picture, in real time."""
+        """Moments per picture of a film in real time."""
         return max(1, round(self.moment_rate / FRAME_RATE))
 
     @property
@@ -57,7 +57,7 @@ class Footage(ABC):
 
     @abstractmethod
     def draw(self, moments: Iterable[int], size: Size) -> Iterator[list[Array]]:
-        """For each moment its figures, pictures [height, width, 3] uint8 of that size."""
+        """Draw the figures of each moment, pictures [height, width, 3] uint8."""
 
     def strip(self) -> tuple[list[int], list[list[Array]]]:
         """Steps to show side by side, and the figures of each."""
@@ -89,7 +89,7 @@ class Simulated(Footage):
                 yield [camera.picture(each, recording.targets[step]) for each in states]
 
     def strip(self) -> tuple[list[int], list[list[Array]]]:
-        """Even in time and movement, so that a long standstill is no whole strip."""
+        """Steps evenly spaced in time and movement: a standstill must not fill the strip."""
         # The clock is the first number of a state, positions come after it.
         positions = np.array(self._recording.states)[:, 1 : 1 + self._model.nq]
         moved = np.linalg.norm(np.diff(positions, axis=0), axis=1)
@@ -103,7 +103,7 @@ class Simulated(Footage):
 
 
 class Drawn(Footage):
-    """Pictures that an environment drew of itself, on a ground of the colour of their corner."""
+    """Pictures drawn by the environment, on a background of the colour of their corner."""
 
     def __init__(self, recording: Pictures) -> None:
         self._jpegs = recording.jpegs
@@ -132,7 +132,7 @@ def can_film(env: BatchEnv) -> bool:
 
 
 def recorder(env: BatchEnv, wanted: Iterable[tuple[int, int]]) -> Recorder[Any]:
-    """What records (env_id, episode) pairs of an environment as it is stepped."""
+    """A recorder of (env_id, episode) pairs, to be stepped in place of the environment."""
     simulated = ability(env, MujocoEnv)
     if simulated is not None:
         return MujocoRecorder(env, simulated, wanted)

@@ -1,4 +1,4 @@
-"""Fresh episodes of a run's best policy, which can be played again to be filmed."""
+"""Fresh episodes of a policy, which can be played again for films."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Tick = Callable[[float, float], None]
 
 LABEL = "fresh"
 EPISODES = 100
-"""How many episodes are played by default."""
+"""Default number of episodes."""
 _MAX_ENVS, _MAX_ENVS_PER_GROUP, _FEW = 256, 64, 8
 
 
 @dataclass(frozen=True)
 class FreshEpisodes:
-    """Episodes that were not part of training, and where each was played."""
+    """Evaluation episodes, and the keys and groups to play them again."""
 
     episodes: dict[str, Array]
     """{name: [n] float64}, ordered by group, episode of the environment, environment."""
     spec: EnvSpec
     step: int
-    """Environment steps the policy had been trained for."""
+    """Environment steps of training."""
     seed: int
     key: Key
-    """Of the evaluator."""
+    """The key of the evaluator."""
     envs_per_group: int
     per_env: int
-    """Episodes of each environment."""
+    """Episodes per environment."""
     stochastic: bool = False
-    """Whether actions were drawn; otherwise they are the most likely."""
+    """Whether actions were sampled; else they are the most likely ones."""
 
     @property
     def num_episodes(self) -> int:
@@ -50,7 +50,7 @@ class FreshEpisodes:
 
     @property
     def motions(self) -> list[str]:
-        """The motion of each episode; [] where none is imitated."""
+        """The motion of each episode; [] without imitation."""
         names = self.spec.motions
         return [names[int(number)] for number in self.episodes["motion"]] if names else []
 
@@ -61,12 +61,12 @@ class FreshEpisodes:
         return group, env_id, episode
 
     def group_key(self, group: int) -> Key:
-        """What `etude.rollout.group.evaluate` was given for that group."""
+        """The key that `etude.rollout.group.evaluate` takes for a group."""
         return self.key.child(LABEL, group)
 
 
 def load(path: Path, trust: bool = False) -> BasePolicy:
-    """The policy of a run, a checkpoint or a policy folder; trust: code that it names may run."""
+    """Load the policy of a run, a checkpoint or a policy folder; trust: its code may run."""
     arrays, contract = policy_parts(path)
     try:
         return policy_from_contract(contract, arrays, path, trust)
@@ -75,12 +75,15 @@ def load(path: Path, trust: bool = False) -> BasePolicy:
 
 
 def check_fits(policy: BasePolicy, env: EnvSpec, path: Path) -> None:
-    """Refuse a policy that acts on other observations, or otherwise, than the environment."""
+    """Raise if observations or actions of policy and environment do not match."""
     for name, spec in policy.actor_observations.items():
         if env.observations.get(name) != spec:
             raise UsageError(f"The policy of {path} was trained on another task than this.")
     if policy.action != env.action:
-        raise UsageError(f"The policy of {path} acts otherwise than this task is acted on.")
+        raise UsageError(
+            f"The actions of the policy of {path} do not match this task: {policy.action} is not "
+            f"{env.action}."
+        )
 
 
 def play(
@@ -91,10 +94,10 @@ def play(
     stochastic: bool = False,
     tick: Tick = lambda done, total: None,
 ) -> FreshEpisodes:
-    """Episodes of the policy at `path`; the same for the same recipe, policy, count and seed.
+    """Play episodes with the policy at `path`, a function of recipe, policy, number and seed.
 
-    Without a count, 100; or every motion once, where motions are imitated. stochastic: actions are
-    drawn, as in training. tick: is told how many episodes of how many are done.
+    episodes: default 100, or every motion once for imitation. stochastic: sample actions, as in
+    training. tick: called with the numbers of finished and of all episodes.
     """
     recipe = recipe_with_sentence(recipe, path)
     motions = _num_motions(recipe)
@@ -130,29 +133,31 @@ def play(
 
 
 def _num_motions(recipe: Recipe) -> int:
-    """How many motions the recipe's environment imitates; 0 for one that imitates none."""
+    """The number of motions that the environment imitates."""
     env = recipe.task.make(recipe.task.num_agents)
     env.close()
     return len(env.spec.motions)
 
 
 def _spread(episodes: int, agents: int, motions: int = 0) -> tuple[int, int]:
-    """(num_envs, envs_per_group) that divide a number of episodes evenly: all agents of an
-    environment together, and every motion equally often."""
+    """(num_envs, envs_per_group) that divide a number of episodes evenly.
+
+    The agents of an environment play together, and every motion is played equally often.
+    """
     unit = lcm(agents, motions or 1)
     if episodes % unit:
         near = " or ".join(str(n * unit) for n in (episodes // unit, episodes // unit + 1) if n)
         who = f"{agents} agents play every episode together"
         if motions:
             who = f"Each of the {motions} motions is played equally often"
-        raise UsageError(f"{who}, and {episodes} is no multiple of that: ask for {near} episodes.")
+        raise UsageError(f"{who}, and {episodes} is not a multiple of that: use {near} episodes.")
 
     def divisor(number: int, most: int) -> int:
         return max(n for n in range(unit, most + 1, unit) if number % n == 0)
 
     num_envs = divisor(episodes, min(episodes, max(_MAX_ENVS, unit)))
     group = divisor(num_envs, min(num_envs, max(_MAX_ENVS_PER_GROUP, unit)))
-    # A prime number of environments would become as many groups of one.
+    # A prime number of environments would give groups of one.
     return num_envs, num_envs if group < _FEW else group
 
 

@@ -1,4 +1,4 @@
-"""One environment, played step by step: to be filmed, or shown as it happens."""
+"""Play one environment step by step, for films and for the viewer."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from etude.rollout.group import Inference, restart
 
 ZERO, RANDOM = "zero", "random"
 _OWN, _LIMIT = "environment", "time limit"
-"""What ends an episode where no termination has a name."""
+"""Endings of episodes whose termination has no name."""
 _LATE = 0.25
-"""Seconds behind real time after which the time that was lost is not caught up."""
+"""Delay in seconds after which the viewer stops catching up with real time."""
 
 
 class Actor(Protocol):
-    """What chooses the actions of one environment, or of all its agents."""
+    """Chooses actions for one environment, or for all its agents."""
 
     def act(self, obs: Observations) -> Array:
-        """[num_envs, n], as a policy acts: -1 to 1."""
+        """Actions [num_envs, n], from -1 to 1."""
         ...
 
     def restart(self) -> None:
-        """The next observation begins an episode."""
+        """Start a new episode."""
         ...
 
 
 class ZeroActor:
-    """The middle of every range; of choices the first."""
+    """The middle of every range; the first of discrete choices."""
 
     def __init__(self, spec: EnvSpec, num_envs: int = 1) -> None:
         array = spec.action.array
@@ -52,11 +52,11 @@ class ZeroActor:
         return self._action
 
     def restart(self) -> None:
-        """Nothing is remembered."""
+        """There is no state."""
 
 
 class RandomActor:
-    """Uniform in every range, a new action in every step."""
+    """Uniformly distributed actions."""
 
     def __init__(self, spec: EnvSpec, key: Key, num_envs: int = 1) -> None:
         self._shape, self._sizes = (num_envs, *spec.action.array.shape), spec.action.sizes
@@ -68,11 +68,11 @@ class RandomActor:
         return self._generator.uniform(-1.0, 1.0, self._shape).astype(np.float32)
 
     def restart(self) -> None:
-        """Nothing is remembered."""
+        """There is no state."""
 
 
 class PolicyActor:
-    """A policy's most likely actions."""
+    """The most likely actions of a policy."""
 
     def __init__(self, policy: BasePolicy, num_envs: int = 1) -> None:
         self._policy, self._infer, self._num_envs = policy, Inference(policy), num_envs
@@ -83,11 +83,15 @@ class PolicyActor:
         return actions
 
     def restart(self) -> None:
-        restart(self._state, self._policy, np.arange(self._num_envs))
+        self.reset(np.arange(self._num_envs))
+
+    def reset(self, env_ids: Array) -> None:
+        """Start new episodes in the given environments."""
+        restart(self._state, self._policy, env_ids)
 
 
 def actor(name: str, env: BatchEnv, key: Key, trust: bool = False) -> Actor:
-    """zero, random, or the best policy of a run; trust: code that the run names may be used."""
+    """The actor "zero" or "random", or the best policy of a run; trust: its code may run."""
     spec, num_envs = env.spec, env.num_envs
     if name == ZERO:
         return ZeroActor(spec, num_envs)
@@ -96,11 +100,16 @@ def actor(name: str, env: BatchEnv, key: Key, trust: bool = False) -> Actor:
     path = Path(name)
     if not path.exists():
         raise UsageError(
-            f"There is no run {name}: the policy is zero, random, or the path of a run's folder."
+            f"There is no run {name}: the policy must be zero, random, or the folder of a run."
         )
+    return load_actor(path, env, trust)
+
+
+def load_actor(path: Path, env: BatchEnv, trust: bool = False) -> PolicyActor:
+    """The policy at a path as an actor of an environment."""
     policy = fresh.load(path, trust)
-    fresh.check_fits(policy, spec, path)
-    return PolicyActor(policy, num_envs)
+    fresh.check_fits(policy, env.spec, path)
+    return PolicyActor(policy, env.num_envs)
 
 
 @dataclass(frozen=True)
@@ -108,21 +117,21 @@ class Episode:
     """An episode so far."""
 
     number: int
-    """Counted from 0."""
+    """Index of the episode."""
     length: int
     """Control steps."""
     seconds: float
     total: float
     """The return."""
     terms: dict[str, float]
-    """What each term of the reward has added to the return."""
+    """{reward term: its sum so far}"""
     ending: str = ""
-    """The terminations that ended it, "environment" or "time limit"; "" while it goes on."""
+    """The terminations that ended it, "environment" or "time limit"; "" before the end."""
     success: bool | None = None
-    """Whether it ended in success; None while it goes on, and where the task does not say."""
+    """Whether it ended in success; None before the end, or if the task does not report it."""
 
     def lines(self) -> list[str]:
-        """For a person: how far it is and its return, then a line for every term."""
+        """Lines of text: progress, return, and one for every reward term."""
         now = f"episode {self.number}, step {self.length}, {self.seconds:.1f} s"
         return [now, f"return {self.total:.2f}", *self._terms()]
 
@@ -141,8 +150,7 @@ class Episode:
 
 
 class Player:
-    """Episode after episode of one environment, step by step; of several agents the first is
-    told of."""
+    """Plays episodes in one environment, step by step; reports the first of several agents."""
 
     def __init__(self, env: BatchEnv, actor: Actor, key: Key) -> None:
         self.env = env
@@ -150,22 +158,22 @@ class Player:
         self._stepped: BatchEnv = env
         self._number, self._length, self._total = 0, 0, 0.0
         self.dt = 1.0 / FRAME_RATE
-        """Seconds of a step."""
+        """Duration of a step in seconds."""
         drawing = ability(env, Pictured)
         if drawing is not None:
             self.dt = 1.0 / drawing.step_rate
         self.simulated = simulated = ability(env, MujocoEnv)
-        """The simulation inside of the environment, if there is one."""
+        """The simulation in the environment, if any."""
         if simulated is not None:
             self.dt = simulated.dt
 
     def begin(self) -> None:
-        """The start of the first episode."""
+        """Reset the environment for the first episode."""
         self._obs = self._stepped.reset(self._key)
 
     @property
     def episode(self) -> Episode:
-        """The episode that is being played."""
+        """The current episode."""
         sums = self.simulated.reward_sums if self.simulated else {}
         return self._episode({name: float(values[0]) for name, values in sums.items()})
 
@@ -174,7 +182,7 @@ class Player:
         return Episode(self._number, self._length, seconds, self._total, terms, ending)
 
     def step(self) -> Episode | None:
-        """One control step; the episode, if it ended with this."""
+        """Make one control step; return the episode if it ended."""
         actions = self._actor.act(self._obs)
         result = self._stepped.step(self.env.spec.action.to_env(actions))
         self._obs = result.obs
@@ -194,7 +202,7 @@ class Player:
         return ended
 
     def record(self, seconds: float, episodes: int = 1) -> list[tuple[Episode, Any]]:
-        """The first episodes with their recordings, at most so many, cut after so many seconds."""
+        """Record at most `episodes` episodes, in `seconds` together."""
         self._stepped = recording = recorder(self.env, [(0, n) for n in range(episodes)])
         self.begin()
         played: list[Episode] = []
@@ -214,16 +222,16 @@ class Window(Protocol):
     """Shows a simulation."""
 
     def is_running(self) -> bool:
-        """Whether it has not been closed."""
+        """Whether the window is open."""
         ...
 
     def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
-        """The state of the environment, and lines about it where the window has a place."""
+        """Show the state of the environment, and lines of text if the window has a place."""
         ...
 
 
 def watch(player: Player, window: Window, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Episode after episode in real time, until the window is closed or it is stopped."""
+    """Show episodes in real time, until the window is closed or `stopped` returns True."""
     player.begin()
     simulated, begin, seconds = player.simulated, time.monotonic(), player.dt
     assert simulated is not None, "a window shows simulations"
@@ -239,7 +247,7 @@ def watch(player: Player, window: Window, stopped: Callable[[], bool] = lambda: 
 
 
 def hold(env: BatchEnv, command: Sequence[float] | None) -> None:
-    """Give a task that follows velocity commands this one, if any: x, y in m/s, yaw in rad/s."""
+    """Fix the velocity command of a task, if given: x, y in m/s, yaw in rad/s."""
     if command is None:
         return
     part = ability(env, VelocityCommand)

@@ -1,6 +1,6 @@
-"""Demonstrations of a task: by its scripted expert or a trained policy, a share of them failures.
+"""Recording of demonstrations by a scripted expert or a policy, with a share of failures.
 
-The same recipe, options and seed give the same episodes, whatever the number of workers.
+The episodes are a function of recipe, options and seed, and independent of the number of workers.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.pictures import IMAGE, QuickCamera
 from etude.envs.mujoco.task import PROGRESS, SIMULATION, TARGET, Actor, Demonstration
-from etude.evaluate import fresh
+from etude.evaluate.playing import load_actor
 from etude.planning.recipe import Recipe
-from etude.rollout.group import Inference, restart
 
 NUM_ENVS = 32
-"""Environments that are stepped together."""
+"""Number of environments."""
 _FAILURES = ("clumsy", "stops", "lets go")
-"""How an episode is made to fail: too much noise, or from a random progress on no more motion, with
-the gripper left as it is or opened."""
+"""Ways to make an episode fail: action noise; a stop at a random progress; a stop that opens the
+gripper."""
 _LINGER = (3, 20)
-"""Steps recorded after the demonstrator has stopped, at least and at most."""
+"""Fewest and most steps after a stop."""
 _PATIENCE = 40
-"""Episodes played for each one that is asked for, before recording is given up."""
+"""Most episodes that are played per recorded episode."""
 _camera: QuickCamera | None = None
 
 T = TypeVar("T")
@@ -47,12 +46,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What to record."""
+    """Options of a recording."""
 
     episodes: int
     fail_share: float = 0.5
     noise: tuple[float, ...] = (0.0, 0.1, 0.2)
-    """Standard deviations of the action noise of successes; each episode draws one."""
+    """Standard deviations of the action noise in successes; each episode draws one."""
     fail_noise: float = 2.0
     image_size: int = 128
     labels: Literal["taken", "intended"] = "taken"
@@ -61,53 +60,34 @@ class RecordOptions:
     seed: int = 0
     workers: int = 2
     pictures: Pictures = "raw"
-    """How pictures are kept."""
+    """Format of the pictures."""
 
 
 def make_demonstrated(recipe: Recipe, num_envs: int) -> tuple[MujocoEnv, Demonstration]:
-    """The environments of a recipe, for recording, and their part that demonstrates."""
+    """The environments of a recipe for recording, and their `Demonstration`."""
     config = recipe.task
-    # What is learned from demonstrations is the sum of an episode's rewards, which has no discount
-    # for which shaping would cancel.
+    # Rewards are learned from undiscounted returns, in which shaping does not cancel.
     return config.replace(episodic=True).demonstrated(num_envs)
 
 
-class PolicyActor:
-    """The most likely actions of a trained policy."""
-
-    def __init__(self, path: Path, env: MujocoEnv) -> None:
-        self._policy = fresh.load(path)
-        fresh.check_fits(self._policy, env.spec, path)
-        self._infer = Inference(self._policy)
-        self._state = self._policy.initial_state(env.num_envs)
-
-    def reset(self, rows: Array) -> None:
-        restart(self._state, self._policy, rows)
-
-    def act(self, obs: Observations) -> Array:
-        read = {name: obs[name] for name in self._policy.actor_observations}
-        actions, _, self._state = self._infer(read, self._state, None)
-        return actions
-
-
 class Perturbations:
-    """What is done to the demonstrator's actions, in each environment for one episode."""
+    """Perturbations of the actions, drawn per environment and episode."""
 
     def __init__(
         self, options: RecordOptions, key: Key, num_envs: int, max_steps: int, has_gripper: bool
     ) -> None:
-        """`has_gripper`: the last action is a gripper's, open where positive."""
+        """has_gripper: whether the last action is that of a gripper, which a positive one opens."""
         self._options, self._key = options, key
         self._max_steps, self._has_gripper = max_steps, has_gripper
         self.kind = np.full(num_envs, -1)
-        """[num_envs]: -1 for a success, else an index into the ways to fail."""
+        """[num_envs]: -1 for a success, else an index of `_FAILURES`."""
         self._sigma, self._level = np.zeros(num_envs), np.ones(num_envs)
         self._linger = np.zeros(num_envs, np.int64)
         self._last, self._stopped = np.zeros(num_envs, np.int64), np.full(num_envs, -1)
         self._draws = [np.random.default_rng(0)] * num_envs
 
     def begin(self, env: int, episode: int, fail: bool) -> None:
-        """Draw the perturbation of a new episode, which is meant to fail or not."""
+        """Draw the perturbation of a new episode; fail: make it fail."""
         options, draw = self._options, self._key.episode(env, episode)
         kinds = len(_FAILURES) if self._has_gripper else len(_FAILURES) - 1
         self.kind[env] = int(draw.integers(kinds)) if fail else -1
@@ -122,7 +102,7 @@ class Perturbations:
         self._draws[env] = draw
 
     def apply(self, wanted: Array, before: Array, progress: Array, elapsed: Array) -> Array:
-        """The actions [num_envs, n] that are taken; before: those of the last step."""
+        """The perturbed actions [num_envs, n]; before: those of the last step."""
         stops = (self._stopped < 0) & (progress >= self._level)
         self._stopped[stops] = elapsed[stops]
         noise = np.array([draw.standard_normal(wanted.shape[1]) for draw in self._draws])
@@ -138,7 +118,7 @@ class Perturbations:
         return taken
 
     def ending(self, elapsed: Array) -> Array:
-        """[k]: environments whose next step is the last of an episode that is made to fail."""
+        """[k]: environments in which an episode that shall fail ends with the next step."""
         over = (self._stopped >= 0) & (elapsed + 1 >= self._stopped + self._linger)
         over |= (self.kind >= 0) & (elapsed + 1 >= self._last)
         return np.flatnonzero(over)
@@ -146,7 +126,7 @@ class Perturbations:
 
 @dataclass
 class Recorded:
-    """One recorded episode, still without pictures: obs {name: [T + 1, ...]}."""
+    """One recorded episode without pictures; obs: {name: [T + 1, ...]}."""
 
     obs: Observations
     actions: Array
@@ -157,14 +137,13 @@ class Recorded:
 
 
 class Recording:
-    """Steps a task in `NUM_ENVS` environments and gives episodes in the order they end."""
+    """Plays a task in `NUM_ENVS` environments; yields episodes in the order in which they end."""
 
     def __init__(self, recipe: Recipe, options: RecordOptions) -> None:
         self.env, shown = make_demonstrated(recipe, NUM_ENVS)
         self.spec, self._options = self.env.spec, options
-        self._actor: Actor = (
-            shown.expert() if options.policy is None else PolicyActor(options.policy, self.env)
-        )
+        policy = options.policy
+        self._actor: Actor = load_actor(policy, self.env) if policy else shown.expert()
         assert self.spec.max_episode_steps is not None
         self.max_steps = self.spec.max_episode_steps
         key = Key(options.seed).child("record")
@@ -174,7 +153,7 @@ class Recording:
         self._fails = key.child("fails").generator()
 
     def episodes(self) -> Iterator[Recorded]:
-        """Episodes without end."""
+        """Yield episodes forever."""
         options, batch, env_ids = self._options, self.env, np.arange(NUM_ENVS)
         elapsed, episodes = np.zeros(NUM_ENVS, np.int64), np.zeros(NUM_ENVS, np.int64)
         obs = batch.reset(self._env_key)
@@ -219,14 +198,14 @@ class Recording:
             self._perturbed.begin(env, int(episodes[env]), fail)
 
     def _buffers(self, arrays: Observations) -> Observations:
-        """Room for every step of an episode, {name: [num_envs, steps, ...]}."""
+        """Empty buffers for an episode, {name: [num_envs, steps, ...]}."""
         return {
             name: np.empty((len(array), self.max_steps, *array.shape[1:]), array.dtype)
             for name, array in arrays.items()
         }
 
     def chosen(self) -> Iterator[Recorded]:
-        """As many successes and failures as were asked for; those beyond are left out."""
+        """Yield the requested numbers of successes and failures; drop others."""
         wanted = {False: round(self._options.episodes * self._options.fail_share)}
         wanted[True] = self._options.episodes - wanted[False]
         most = _PATIENCE * (self._options.episodes + NUM_ENVS)
@@ -246,7 +225,7 @@ class Recording:
 
 
 def _success_reward(result: StepResult) -> Array:
-    """1 in the step that succeeds."""
+    """Rewards [num_envs]: 1 for a step that ends in success."""
     reward: Array = np.zeros(len(result.reward), np.float32)
     if len(result.final_envs):
         reward[result.final_envs] = result.episodes["is_success"]
@@ -256,7 +235,7 @@ def _success_reward(result: StepResult) -> Array:
 def record(
     recipe: Recipe, out: Path, options: RecordOptions, tick: Tick = lambda done, total: None
 ) -> EpisodeStore:
-    """Record a dataset; `tick` counts episodes."""
+    """Record a dataset; tick: called with the numbers of recorded and of all episodes."""
     recording = Recording(recipe, options)
     fields = {
         OBS + name: ArraySpec(spec.shape, "float32")
@@ -301,7 +280,7 @@ def _with_pictures(recording: Recording, renderers: Renderers | None) -> Iterato
 
 
 def kinds(labels: Labels) -> dict[str, int]:
-    """How many episodes of each kind, and how they ended."""
+    """{"kind: ending": number of episodes}"""
     ends = {True: "success", False: "failure", None: "cut short"}
     pairs = zip(labels.kinds, labels.successes, strict=True)
     return dict(Counter(f"{kind}: {ends[success]}" for kind, success in pairs))
@@ -314,13 +293,13 @@ def _start(recipe: Recipe, size: int) -> None:
 
 
 def _draw(states: Array, targets: Array) -> Array:
-    """[T, size, size, 3] uint8 of states [T, n] with their targets [T, 3]."""
+    """Pictures [T, size, size, 3] uint8 of states [T, n] with targets [T, 3]."""
     assert _camera is not None
     return _camera.pictures(states, targets)
 
 
 class Renderers:
-    """Worker processes with a camera each."""
+    """Worker processes that draw pictures, each with a camera."""
 
     def __init__(self, recipe: Recipe, size: int, workers: int) -> None:
         offscreen.backend()  # raises before a worker would
@@ -330,7 +309,7 @@ class Renderers:
         self._pool = ProcessPoolExecutor(workers, context, _start, (recipe, size))
 
     def draw(self, episodes: Iterable[tuple[T, Array, Array]]) -> Iterator[tuple[T, Array]]:
-        """(label, states [T, n], targets [T, 3]) to (label, pictures), in the same order."""
+        """Turn (label, states [T, n], targets [T, 3]) into (label, pictures), in the same order."""
         waiting: deque[tuple[T, Future[Array]]] = deque()
         try:
             for label, states, targets in episodes:

@@ -285,7 +285,7 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 def check_upload(repo: str) -> None:
     """Refuse an upload that cannot work, before the bundle is made."""
     if not _NAME.fullmatch(repo):
-        raise UsageError(f"'{repo}' is no repository of a hub: write --upload USER/NAME.")
+        raise UsageError(f"'{repo}' is not the name of a repository: write --upload USER/NAME.")
     _hub()
 
 

@@ -1,4 +1,4 @@
-"""A policy as ONNX with a contract: what it reads, in which order, and what its actions do.
+"""Export of a policy to ONNX, with a contract that describes its observations and actions.
 
 A folder of an export has `policy.onnx` (normaliser, network, clipping and scaling of actions),
 `policy.json` (the contract, which the ONNX file has in its metadata as well), `replay.safetensors`
@@ -48,32 +48,32 @@ from etude.runs.onnx_files import METADATA, OPSET
 from etude.share.onnx_child import onnx_actions
 
 FORMAT = 1
-"""Of `policy.json`; the runtime refuses others."""
+"""Format version of `policy.json`; the runtime refuses others."""
 STEPS = 1000
-"""Recorded steps that every export is tested with."""
+"""Recorded steps with which every export is tested."""
 TOLERANCE = 1e-5
-"""Largest difference of an action between torch and ONNX, in the action's unit."""
+"""Largest allowed difference of actions between torch and ONNX, in their unit."""
 ONNX, CONTRACT, REPLAY, SCENE = "policy.onnx", "policy.json", "replay.safetensors", "scene.xml"
 _MOST_BYTES = 64 << 20
-"""Of the recorded steps of an observation: of large images fewer are recorded."""
+"""Most bytes of an observation's recorded steps: of large images fewer steps are recorded."""
 _PACKAGES = ("etude", "torch", "onnx", "onnxruntime", "numpy", "mujoco")
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Steps of one environment, as they followed each other."""
+    """Consecutive steps of one environment."""
 
     observations: dict[str, Array]
     """{name: [steps, n] float32}, of images [steps, height, width, channels] uint8."""
     starts: Array
-    """[steps] bool: an episode begins with this step."""
+    """[steps] bool: whether an episode starts with the step."""
     actions: Array
-    """[steps, n]: torch's, as the environment takes them."""
+    """[steps, n]: actions of the torch policy, in the units of the environment."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """An export on disk."""
 
     path: Path
     contract: Tree
@@ -82,7 +82,7 @@ class Exported:
 
 
 class ExactNormaliser(nn.Module):
-    """A normaliser whose product and sum are rounded once, by float64.
+    """A normaliser in float64, whose product and sum are rounded once.
 
     torch rounds shift + x * scale once (a fused multiply-add), ONNX twice. Where a column hardly
     moves, scale and shift are in the thousands and cancel: the second rounding is then 1e-4.
@@ -103,7 +103,7 @@ class ExactNormaliser(nn.Module):
 
 
 class ActingPolicy(nn.Module):
-    """A policy's most likely action as a function of tensors alone.
+    """The most likely action of a policy as a function of tensors.
 
     Inputs are what the actor reads and then its recurrent state, in the order of `inputs`; outputs
     are the action in the environment's units and the next recurrent state.
@@ -142,7 +142,7 @@ class ActingPolicy(nn.Module):
 
 
 def _in_env_units(spec: ActionSpec, actions: torch.Tensor) -> torch.Tensor:
-    """What `ActionSpec.to_env` does, [1, n] in any case."""
+    """Apply `ActionSpec.to_env` to [1, n] in torch."""
     if spec.kind != "box":
         return actions
     unit = actions.clamp(-1.0, 1.0)
@@ -165,7 +165,7 @@ def export_run(
 
 
 def fingerprint_of(run: Run) -> Tree:
-    """The fingerprint of a run; {} where what it is made of was not kept."""
+    """The fingerprint of a run; {} if its files were not kept."""
     try:
         return dict(run.fingerprint())
     except EtudeError:
@@ -239,7 +239,7 @@ def _check_installed() -> None:
 
 
 def _record(recipe: Recipe, policy: BasePolicy, path: Path, steps: int) -> tuple[Replay, Tree]:
-    """Steps of the policy in its task, and what the task says of itself."""
+    """(recorded steps of the policy in its task, description of the task)."""
     env = recipe.task.for_evaluation().make(recipe.task.num_agents)
     try:
         fresh.check_fits(policy, env.spec, path)
@@ -275,7 +275,7 @@ def torch_actions(
     starts: Array,
     check: Callable[[], None] = lambda: None,
 ) -> Array:
-    """[steps, n]: the policy's actions for one environment alone, with its recurrent state.
+    """Actions [steps, n] of the policy in one environment, with its recurrent state.
 
     check: called before every step; may raise to end it.
     """
@@ -293,7 +293,7 @@ def torch_actions(
 def _contract(
     recipe: Recipe, policy: BasePolicy, path: Path, described: Tree, fingerprint: Tree
 ) -> Tree:
-    """All of `policy.json` but what is known only once the files are written."""
+    """The content of `policy.json`, without the entries on the written files."""
     action = policy.action
     said = described.pop("observations", {})
     observations = {
@@ -341,8 +341,7 @@ def _contract(
 
 
 def _observation(name: str, spec: ArraySpec, said: Tree | None) -> Tree:
-    """One observation by its terms; by one term of its own name where the task says nothing, and
-    where it is an image."""
+    """An observation as a list of terms; one term for images and if the task has no description."""
     size = math.prod(spec.shape)
     if said is None or is_image(spec):
         plain = {"unit": "", "about": "", "clip": None, "scale": 1.0, "history": 1}
@@ -358,7 +357,7 @@ def _observation(name: str, spec: ArraySpec, said: Tree | None) -> Tree:
 
 
 def _to_onnx(policy: BasePolicy) -> Any:
-    """The policy as an ONNX model without anything of this machine in it."""
+    """The policy as an ONNX model, without paths of this machine."""
     import onnx
 
     acting = ActingPolicy(policy)
@@ -375,7 +374,7 @@ def _to_onnx(policy: BasePolicy) -> Any:
                 dynamo=True,
                 verbose=False,
             )
-    except Exception as error:  # whatever a network of one's own does that torch cannot follow
+    except Exception as error:  # user-defined networks may do anything that torch cannot trace
         cause = error.__cause__ or error
         first = str(cause).strip().partition("\n")[0].rstrip(".")
         raise UsageError(
@@ -398,15 +397,15 @@ def _to_onnx(policy: BasePolicy) -> Any:
         onnx_files.check(model.SerializeToString())
     except onnx_files.Refused as error:
         raise UsageError(
-            f"The ONNX file of this policy {error}: nobody would run it, so build its network of "
-            f"the operators {', '.join(onnx_files.OPERATORS)}."
+            f"The ONNX file of this policy {error}: the runtime refuses it, so build its network "
+            f"of the operators {', '.join(onnx_files.OPERATORS)}."
         ) from error
     return model
 
 
 @contextmanager
 def _quiet() -> Any:
-    """Without what torch's exporter says and draws of graphs and of packages that it misses."""
+    """Suppress the output of the exporter of torch."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     nowhere = io.StringIO()
@@ -431,7 +430,7 @@ def distance(actions: Array, replay: Replay) -> float:
 
 
 def _write(to: Path, files: dict[str, bytes]) -> None:
-    """A folder that is there whole, or not at all."""
+    """Write files into a folder that appears when it is complete."""
     to.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
     try:

@@ -1,4 +1,4 @@
-"""The subprocess that runs a stranger's ONNX file; `etude.core.limited` says how it answers.
+"""Subprocess that runs an untrusted ONNX file; `etude.core.limited` has the protocol.
 
 python -P -m etude.share.onnx_child '{"path": ..., "observations": ..., ...}'
 """
@@ -26,7 +26,7 @@ def onnx_actions(
     zeros: Mapping[str, Array],
     outputs: Sequence[str],
 ) -> Array:
-    """[steps, n]: what an ONNX file does, one environment's observations after another.
+    """Actions [steps, n] of an ONNX file for the observations of one environment.
 
     observations: {input: [steps, ...]}; starts: [steps], an episode begins; zeros: {input: [1,
     ...]}, the recurrent state where it does; outputs: the action, and the next recurrent state.
@@ -49,7 +49,7 @@ def onnx_actions(
 
 
 def run(order: Tree, writer: FrameWriter) -> None:
-    """Answer with the contract in the file, and then with its actions."""
+    """Send the contract in the file, and then its actions."""
     try:
         seen = {name: _received(*spec) for name, spec in order["observations"].items()}
         with Path(order["path"]).open("rb") as stream:
@@ -71,7 +71,7 @@ def run(order: Tree, writer: FrameWriter) -> None:
 
 
 def _received(kind: str, shape: Sequence[int]) -> Array:
-    """An array from the standard input."""
+    """Read an array from the standard input."""
     size = math.prod(shape) * np.dtype(kind).itemsize
     return np.frombuffer(sys.stdin.buffer.read(size), kind).reshape(shape)
 

@@ -1,8 +1,7 @@
-"""What a bundle says of its policy, held against what comes out here.
+"""Checks of a bundle: its results are computed again and compared.
 
-Where nothing that decides bits is different, everything must be the same, bit for bit. With another
-instruction set, other versions or another result of the standard computation that cannot be asked:
-there results are compared by what chance explains.
+On a machine of the same kind with the same versions, they must be equal bit for bit. Otherwise they
+must agree within what chance explains.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from etude.runs.metrics_log import DiskHistory, chain_of, older_digest_of
 RETRAINED = "retrained"
 Verdict = Literal["same", "close", "differs", "not compared"]
 SECONDS = 40.0
-"""What the recorded steps, in torch and in ONNX, and the episodes may take together."""
+"""Default limit in seconds for the recorded steps, in torch and in ONNX, and the episodes."""
 _CHILD, _MEMORY = "etude.share.onnx_child", 3 << 29
 _MAX_EPISODES = 100_000
 _ERRORS = 3.0
-"""Standard errors by which two means may differ."""
+"""Largest difference of two means, in standard errors."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison."""
+    """The result of one check."""
 
     what: str
     verdict: Verdict
@@ -56,11 +55,11 @@ class Finding:
 
 
 class TookLong(EtudeError):
-    """A part of a verification took longer than it may."""
+    """A verification exceeded its time limit."""
 
 
 class Deadline:
-    """Ends a verification that takes longer than it may."""
+    """The time limit of a verification."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds, self._end = seconds, time.monotonic() + seconds
@@ -81,7 +80,7 @@ class Deadline:
 
 
 def changed_machine(recipe: Recipe, made_on: Tree) -> Differences:
-    """What decides or may move bits and is different here; made_on: the manifest of the run."""
+    """Differences of this machine that may change bits; made_on: the manifest of the run."""
     torch.set_num_threads(recipe.learner.threads)
     own = code_hashes.compute_hashes(code_roots(recipe))
     here = manifest.collect("", {"learner": recipe.learner.threads}, code=own)
@@ -89,7 +88,7 @@ def changed_machine(recipe: Recipe, made_on: Tree) -> Differences:
 
 
 def document(folder: Path, name: str) -> Tree:
-    """A JSON file of a bundle that was examined, without its seal."""
+    """A JSON file of an examined bundle, without its seal."""
     try:
         return decode_sealed(bundle.read_text(folder, name).encode())
     except (OSError, ValueError) as error:
@@ -98,9 +97,9 @@ def document(folder: Path, name: str) -> Tree:
 
 
 def check_onnx(folder: Path, policy: BasePolicy, deadline: Deadline) -> Finding:
-    """Whether the ONNX file does what the policy does, on the steps recorded with it.
+    """Compare the ONNX file with the policy on the recorded steps.
 
-    A subprocess with limits reads and runs it: a stranger's model may hang, or take all memory.
+    A subprocess with limits reads and runs it: an untrusted model may hang, or take all memory.
     """
     what, path = "onnx", folder / bundle.ONNX
     if not path.is_dir():
@@ -135,7 +134,7 @@ def check_onnx(folder: Path, policy: BasePolicy, deadline: Deadline) -> Finding:
         return Finding(what, "differs", f"{MODEL} {error.words}")
     except TookLong:
         raise
-    except Exception as error:  # a stranger's files may fail in any way
+    except Exception as error:  # untrusted files may fail in any way
         return Finding(what, "differs", f"{MODEL} cannot be run: {describe_error(error)[:200]}")
     words = f"{steps:,} recorded steps, largest difference from torch {most:.1e}"
     if not most <= TOLERANCE:
@@ -174,7 +173,7 @@ def _answer(child: LimitedProcess, kind: str, size: int = -1, limit: int = 0) ->
 
 
 def _replay(path: Path, policy: BasePolicy, deadline: Deadline) -> Any:
-    """The recorded observations, with the actions that torch takes here."""
+    """The recorded observations, with the actions of torch on this machine."""
     from etude.share.export import REPLAY, STEPS, Replay, torch_actions
 
     with (path / REPLAY).open("rb") as stream:
@@ -198,9 +197,9 @@ def check_episodes(
     changed: Sequence[str],
     deadline: Deadline,
 ) -> Finding:
-    """The bundle's episodes, played again with the policy at `path`.
+    """Play the episodes of the bundle again with the policy at `path`, and compare.
 
-    changed: sentences on what decides bits and is not as it was; without any, each number counts.
+    changed: sentences on differences that decide bits; without any, all numbers must be equal.
     """
     what, summary = "episodes", f"{bundle.EVALUATION}/{report.SUMMARY}"
     name = f"{bundle.EVALUATION}/{report.EPISODES}"
@@ -222,7 +221,7 @@ def check_episodes(
 
 
 def _compared(old: dict[str, Array], new: dict[str, Array], changed: Sequence[str]) -> Finding:
-    """Two tables of episodes that are not the same."""
+    """Compare two different tables of episodes."""
     moved = np.zeros(len(old["return"]), np.bool_)
     for name in old.keys() & new.keys():
         moved |= old[name] != new[name]
@@ -239,7 +238,7 @@ def _compared(old: dict[str, Array], new: dict[str, Array], changed: Sequence[st
 
 
 def _far(old: dict[str, Array], new: dict[str, Array]) -> str:
-    """Where two tables of episodes differ by more than chance explains; "" if they do not."""
+    """How two tables of episodes differ by more than chance explains; "" if they do not."""
     if "is_success" in old and "is_success" in new:
         (low, high), (below, above) = (
             report.wilson(int(x["is_success"].sum()), len(x["is_success"])) for x in (old, new)
@@ -261,7 +260,7 @@ def _success(table: dict[str, Array]) -> str:
 
 
 def _table(text: str, name: str) -> dict[str, Array]:
-    """The numbers of a table of episodes, by column; raises where it is none."""
+    """The numbers of a table of episodes by column; raises if it is not such a table."""
     try:
         rows = list(csv.DictReader(io.StringIO(text), strict=True))
         columns = [c for c in rows[0] if c not in ("episode", "kind", "motion")]
@@ -274,7 +273,7 @@ def _table(text: str, name: str) -> dict[str, Array]:
 
 
 def check_metrics(folder: Path, about: Tree) -> Finding:
-    """Whether the rows of metrics.jsonl are those of the fingerprint."""
+    """Compare the rows of metrics.jsonl with the fingerprint."""
     expected = _fingerprint(about)
     if not expected:
         return Finding("metrics", "not compared", "the bundle has no fingerprint")
@@ -293,10 +292,10 @@ def check_retrained(
     changed: Sequence[str],
     deadline: Deadline,
 ) -> Finding:
-    """A run of the bundle's recipe, trained here, against the one that was bundled.
+    """Compare a run of the recipe, trained on this machine, with the bundled one.
 
-    about: what bundle.json says; found: the fingerprint of the run here; changed: sentences on what
-    decides bits and is not as it was.
+    about: the content of bundle.json; found: the fingerprint of the new run; changed: sentences on
+    differences that decide bits.
     """
     expected, reasons = _fingerprint(about), [*changed]
     other = [name for name in found if expected.get(name) != found[name]]
@@ -313,7 +312,7 @@ def check_retrained(
 
 
 def _same_policy(folder: Path, about: Tree, run: Path, found: Tree) -> Finding:
-    """The run has the fingerprint: is the policy of the bundle one of its policies?"""
+    """Compare the policy of the bundle with those of a run with its fingerprint."""
     words = f"fingerprint {found['policy'][:12]}...: weights, training state and metrics"
     step = about.get("policy_step")
     path = policies(run).get(step) if isinstance(step, int) else None
@@ -332,6 +331,5 @@ def _fingerprint(about: Tree) -> Tree:
 
 
 def load_policy(folder: Path) -> BasePolicy:
-    """The policy of a bundle that was examined, whose recipe has been read: code that the policy
-    names runs where the recipe's was trusted."""
+    """The policy of an examined bundle; its code runs if that of the recipe is trusted."""
     return fresh.load(folder / bundle.POLICY).eval()

@@ -346,4 +346,4 @@ def test_the_command_goes_on_and_prints_the_table(
     assert main(["sweep", "reach-short", "--vary", "seed=0,1", "--folder", str(quiet.folder)]) == 2
     assert "is another sweep" in capsys.readouterr().err
     assert main(["sweep", "--resume", str(quiet.folder), "--metric", "eval/mean_reward"]) == 2
-    assert "ranked by eval/success_rate already" in capsys.readouterr().err
+    assert "already been ranked by eval/success_rate" in capsys.readouterr().err

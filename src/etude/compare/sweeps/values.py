@@ -1,4 +1,4 @@
-"""What a sweep varies: fields of a recipe with the values they may take, and how trials are drawn.
+"""Search space of a sweep, and how trials are drawn from it.
 
 algorithm.gamma=0.95,0.99               one of these
 policy.hidden=[64,64],[256,256]         one of these lists
@@ -23,17 +23,17 @@ from etude.planning import recipes
 from etude.planning.recipe import Recipe
 
 Values = dict[str, Any]
-"""{section.key: value} of one trial, in the order in which the fields were named."""
+"""{section.key: value} of one trial, in the order of the options."""
 Scored = tuple[Values, list[float | None]]
-"""An earlier trial: its values, and its score at each rung, None where it did not come to it."""
+"""An earlier trial: its values, and its score at each rung, None if it did not reach the rung."""
 FORMS = "a,b,c or LOW..HIGH, which may end with :log, with a number of values such as :5, or both"
 _TRIES = 200
-"""Draws for a trial that no other trial has had."""
+"""Most draws until a trial differs from all others."""
 
 
 @dataclass(frozen=True)
 class Vary:
-    """One field, and what it may be: a choice of values, or a range of numbers."""
+    """The search space of one field: choices, or a range of numbers."""
 
     field: str
     choices: tuple[Any, ...] = ()
@@ -43,7 +43,7 @@ class Vary:
     whole: bool = False
 
     def at(self, share: float) -> Any:
-        """The value at a share of the way, 0 to 1, through the choices or the range."""
+        """The value at a position from 0 to 1 in the choices or the range."""
         if self.choices:
             return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
         high = self.high + 1 if self.whole else self.high
@@ -54,12 +54,12 @@ class Vary:
         return self.tidy(value)
 
     def tidy(self, value: float) -> float:
-        """A number within the range, whole where it must be, else of four digits."""
+        """A number clipped to the range; an integer, or rounded to four digits."""
         value = math.floor(value) if self.whole else float(f"{value:.4g}")
         return type(value)(min(max(value, self.low), self.high))
 
     def spaced(self, count: int) -> tuple[float, ...]:
-        """So many values of the range, both ends included, each of them once."""
+        """`count` evenly spaced values with both ends, without duplicates."""
         ends = [math.log(x) if self.log else x for x in (self.low, self.high)]
         step = (ends[1] - ends[0]) / (count - 1)
         points = [ends[0] + i * step for i in range(count)]
@@ -69,7 +69,7 @@ class Vary:
 
 
 def parse(text: str, recipe: Recipe) -> Vary:
-    """The field and values of `section.key=...`; refuses in a sentence what cannot be meant."""
+    """Parse `section.key=VALUES`; raises with a sentence if it is not valid."""
     name, equals, given = text.partition("=")
     field = name.strip().lstrip("-").replace("-", "_")
     if not equals or not field or not given.strip():
@@ -128,13 +128,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas that are in no brackets."""
+    """Parts between commas outside of brackets."""
     parts = re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", text)
     return [part.strip() for part in parts if part.strip()]
 
 
 def _value(text: str) -> Any:
-    """A value as it is most likely meant: none, a number, a list of values, or a text."""
+    """Parse a value: none, a number, a list of values, or a text."""
     if text.lower() in ("none", "null"):
         return None
     inner = re.fullmatch(r"\[(.*)\]", text)
@@ -150,7 +150,7 @@ def _value(text: str) -> Any:
 
 
 def check_count(varied: Sequence[Vary], count: int) -> None:
-    """Refuse more trials than there are combinations."""
+    """Raise if there are fewer combinations than trials."""
     if all(vary.choices for vary in varied):
         there = math.prod(len(vary.choices) for vary in varied)
         if count > there:
@@ -161,7 +161,7 @@ def check_count(varied: Sequence[Vary], count: int) -> None:
 
 
 def all_of(varied: Sequence[Vary]) -> list[Values]:
-    """Every combination of the choices; refuses a range, which has no number of values."""
+    """All combinations of the choices; raises for a range."""
     for vary in varied:
         if not vary.choices:
             raise UsageError(
@@ -176,8 +176,10 @@ def all_of(varied: Sequence[Vary]) -> list[Values]:
 
 
 def at_random(varied: Sequence[Vary], seed: int, first: int, count: int) -> list[Values]:
-    """Trials `first`, `first` + 1 ...: each a function of the seed and its number alone, but for
-    values that an earlier trial has, which are drawn again."""
+    """Draw trials `first`, `first` + 1, ..., each from the seed and its number.
+
+    Values that an earlier trial has are drawn again.
+    """
     taken: set[str] = set()
     drawn: list[Values] = []
     for number in range(first + count):
@@ -186,7 +188,7 @@ def at_random(varied: Sequence[Vary], seed: int, first: int, count: int) -> list
 
 
 def _new(varied: Sequence[Vary], key: Key, taken: set[str]) -> Values:
-    """Values that no trial has had yet, which they are then."""
+    """Draw values that are not in `taken`, and add them to it."""
     for attempt in range(_TRIES):
         stream = key.child(attempt).generator()
         values = {vary.field: vary.at(float(stream.random())) for vary in varied}
@@ -207,14 +209,14 @@ def by_optuna(
     past: Sequence[Scored],
     minimize: bool = False,
 ) -> list[Values]:
-    """Trials that Optuna's TPE sampler draws, given the scores of all earlier brackets.
+    """Draw trials with Optuna's TPE sampler, given the scores of all earlier brackets.
 
-    A function of the seed, the trials' numbers and those scores: one study in memory is told the
-    past in order of the trials, and then asked `count` times.
+    They are a function of the seed, the trial numbers and those scores: a study in memory gets the
+    earlier trials in order, and is asked `count` times.
     """
     optuna = _optuna()
     number = Key(seed).child("sweep", "tpe", first).integer() % 2**32
-    # Those being drawn count as tried, so that a bracket is not one point many times.
+    # constant_liar: drawn trials count as tried, so that a bracket is not one point repeated.
     sampler = optuna.samplers.TPESampler(seed=number, multivariate=True, constant_liar=True)
     study = optuna.create_study(sampler=sampler, direction="minimize" if minimize else "maximize")
     space = {vary.field: _distribution(optuna, vary) for vary in varied}
@@ -246,8 +248,10 @@ def by_optuna(
 def _past_trial(
     optuna: Any, params: Mapping[str, Any], space: Mapping[str, Any], scores: list[float | None]
 ) -> Any:
-    """A trial as Optuna knows it: complete with its last score, or pruned at a rung; one that has
-    no score, since it diverged, is the worst of those."""
+    """A trial of Optuna: complete with its last score, or pruned at a rung.
+
+    A trial that diverged has no score, and is the worst of the pruned ones.
+    """
     states = optuna.trial.TrialState
     return optuna.trial.create_trial(
         params=dict(params),
@@ -279,6 +283,6 @@ def _optuna() -> Any:
 
 
 def check_sampler(name: str) -> None:
-    """Refuse a sampler whose library is missing, before anything is made."""
+    """Raise if the library of a sampler is missing."""
     if name == "tpe":
         _optuna()
