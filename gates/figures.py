@@ -287,9 +287,12 @@ def main() -> int:
         if after != before:
             path.write_text(after)
             print(f"{path.relative_to(ROOT)} has changed")
-    doubts = [doubt(result) for result in results.values()]
-    learned, timed = (sum(map(bool, each)) for each in zip(*doubts, strict=True))
-    print(f"{len(results)} results; of {learned} the figures, of {timed} the timings do not stand")
+    entries = [
+        bool(doubt(result).timed if entry.get("timing") else doubt(result).learned)
+        for result in results.values()
+        for entry in result["figures"].values()
+    ]
+    print(f"{len(results)} results; {sum(entries)} of {len(entries)} figures are marked")
     return 0
 
 
