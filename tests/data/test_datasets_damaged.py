@@ -258,7 +258,7 @@ def test_other_things_than_files(tmp_path: Path) -> None:
 FAKES = {
     "dies": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"crashed .*SIGSEGV"),
     "hangs": ("import time; time.sleep(60)", "took longer than 0.5 s"),
-    "burns": ("limited.allow_seconds(0.0)\nwhile True: pass", "of computing"),
+    "burns": ("limited.limit_seconds(0.0)\nwhile True: pass", "of computing"),
     "ends": ("", "ended early"),
     "babbles": ("writer._stream.write(b'x' * 99); writer._stream.flush()", "absurdly"),
     "swells": (

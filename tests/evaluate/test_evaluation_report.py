@@ -215,7 +215,7 @@ def test_episodes_are_spread_over_rows(episodes: int, spread: tuple[int, int]) -
 def test_agents_of_an_environment_are_not_parted() -> None:
     assert fresh._spread(600, 3) == (150, 30)
     assert fresh._spread(3, 3) == (3, 3)
-    with pytest.raises(UsageError, match="ask for 99 or 102 episodes"):
+    with pytest.raises(UsageError, match="use 99 or 102 episodes"):
         fresh._spread(100, 3)
 
 
