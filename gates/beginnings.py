@@ -383,7 +383,13 @@ def kept(gate: str, variant: str) -> Begins:
 
 
 def can_begin(name: str) -> bool:
-    return name in BEGINNINGS or name.startswith("short ")
+    """Whether there is such a beginning; a recipe.yaml has none."""
+    if not name.startswith("short "):
+        return name in BEGINNINGS
+    import short_runs
+    from etude.planning import recipes
+
+    return name.removeprefix("short ") in short_runs.NAMES | {*recipes.names()}
 
 
 if __name__ == "__main__":

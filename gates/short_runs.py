@@ -64,6 +64,8 @@ SHORT: dict[str, tuple[str, list[str]]] = {
     "episodic-ircr": (f"{short_recipes.__file__}:episodic_short", ['rewards={"kind": "ircr"}']),
 }
 """Recipes without a NAME-short: a recipe, and what is changed in it."""
+NAMES = {"dagger", "ant", *FROM_DATA, *SHORT}
+"""Short runs that are not those of a recipe of the same name."""
 
 
 def short_run(name: str, gate: Gate, scratch: Path) -> Recipe:

@@ -63,10 +63,16 @@ def parts(page: Path) -> Iterator[tuple[str, str, list[str]]]:
 )
 def test_page(page: Path, tmp_path: Path) -> None:
     """README's commands are run as they are typed."""
+    files: dict[str, str] = {}
+    for _, info, text in blocks(page):
+        if info.startswith("file="):
+            files[info] = f"{files[info]}\n{text}" if info in files else text
+    for info, text in files.items():
+        (tmp_path / info.removeprefix("file=")).write_text(text)
     for language, info, texts in parts(page):
         if info.startswith("file="):
-            (tmp_path / info.removeprefix("file=")).write_text("\n".join(texts))
-        elif language == "python":
+            continue
+        if language == "python":
             for text in texts:
                 done = subprocess.run(
                     [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, timeout=300

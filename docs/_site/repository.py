@@ -17,7 +17,7 @@ SHOWN = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".js
 SHOWN |= {".sh": "bash", ".xml": "xml", ".txt": "text", ".cff": "yaml", "": "text"}
 HOME = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Files of the repository that are pages of the site's navigation."""
-_LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
+_LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(?=\)| \")")
 _ELSEWHERE = re.compile(r"[a-z]+:|/")
 
 

@@ -109,7 +109,10 @@ def test_a_command_is_held(filmed: list[tuple[Any, ...]], tmp_path: Path) -> Non
     ("arguments", "said"),
     [
         (["wlak-go1"], "There is no task 'wlak-go1'; did you mean 'walk-go1'?"),
-        (["reach", "--policy", "rnadom"], "There is no run rnadom: the policy must be zero, random"),
+        (
+            ["reach", "--policy", "rnadom"],
+            "There is no run rnadom: the policy must be zero, random",
+        ),
         (["reach", "--command", "1", "0", "0"], "follows no velocity commands"),
         (["walk-go1", "--command", "1", "0"], "command"),
         (["reach", "--port", "8080"], "add --web"),

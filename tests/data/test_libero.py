@@ -190,7 +190,7 @@ def test_the_recipe_runs_as_it_is_and_its_reward_is_judged_and_used(
     assert len(losses) >= 2
     assert np.isfinite(losses).all()
     shown = etude(capsys, "eval", "run")
-    assert "1 episodes and 1 clips" in shown
+    assert "1 held-out episodes and 1 clips" in shown
     assert "a constant" in shown
     reads = load_reward(tmp_path / "run").network.config.reads
     steps, _ = open_with_task(tmp_path / "D", reads).episode(8)
