@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read  # isort: skip
+from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read, why_older  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
-from page_figures import OLDER  # isort: skip
+from gates.pages.page_figures import OLDER  # isort: skip
 from etude.evaluate.charts import COLORS, FAINT, drawn, steps_text
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +64,7 @@ which library is better in general: two cores, small networks, five tasks.
   training episodes, exploration included; seconds to it count from the start of the process.
   Columns about it are empty where it has not been measured yet. † marks a line of Etude
   where an iteration of today's code computes other bits or makes other calls of NumPy, torch and
-  MuJoCo than when it was measured, or where that is not known.
+  MuJoCo than when it was measured, or where that is not known; the end of this page says which.
 
 To repeat it, or to add a peer (one file in `benchmarks/runners`):
 
@@ -277,6 +277,16 @@ def spent(runs: Sequence[Record]) -> list[str]:
     return [f"{statistics.median(each):,.0f}" for each in (inside, rest)]
 
 
+def marks(runs: list[Record]) -> str:
+    """Why lines of Etude are marked."""
+    lines = {
+        f"- {run['peer']} on {run['task']}, measured at {run['commit'][:8]}: {why}.\n"
+        for run in good(runs)
+        if (why := why_older(run))
+    }
+    return f"\n## Why lines are marked\n\n{''.join(sorted(lines))}" if lines else ""
+
+
 def kills(runs: list[Record]) -> str:
     """Cost of a SIGKILL at half time for each peer."""
     rows = []
@@ -396,7 +406,7 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     text += summary(runs)
     for task in TASKS.values():
         text += section(task, runs, results.get("profiles", {}).get(task.name)) + "\n"
-    text += kills(runs) + notes_of(runs)
+    text += kills(runs) + notes_of(runs) + marks(runs)
     if failed:
         text += "\n## What does not install\n\n"
         for peer in (p for p in PEERS if p in failed):

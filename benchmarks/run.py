@@ -37,13 +37,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "gates"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import machine as load  # isort: skip
-import report  # isort: skip
-import fresh  # isort: skip
-from beginnings import doubt, kept  # isort: skip
-from command import started  # isort: skip
+from gates.lib import fresh, report  # isort: skip
+from gates.lib import machine as load  # isort: skip
+from gates.lib.beginnings import doubt, kept  # isort: skip
+from gates.lib.command import started  # isort: skip
 from benchmarks import prepare  # isort: skip
 from benchmarks.progress import LIBRARY_ENDED  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
@@ -346,9 +344,14 @@ def is_ours(peer: str) -> bool:
 
 def is_older(record: dict[str, Any]) -> bool:
     """Whether today's code may be faster or slower."""
+    return bool(why_older(record))
+
+
+def why_older(record: dict[str, Any]) -> str:
+    """Why today's code may be faster or slower; "" where it is not, or where it is not our code."""
     if not is_ours(record["peer"]):
-        return False
-    return bool(doubt(record | fresh.about(record["peer"], record["task"])).timed)
+        return ""
+    return doubt(record | fresh.about(record["peer"], record["task"])).timed
 
 
 def job_of(record: dict[str, Any]) -> Job:

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 import etude
 from benchmarks.progress import NEVER, Progress
 from benchmarks.runners.etude import recipe
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 SKIPPED, TIMED, WATCHED = 200, 300, 50

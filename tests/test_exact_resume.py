@@ -20,7 +20,7 @@ from toys import changed, tiny_bc, tiny_motions, tiny_offline, tiny_reach, tiny_
 EVERYTHING = "reach-at-scale-short"
 """LSTM, priorities, collection ahead and two shards at once."""
 DRIVER = Path(__file__).parent / "lib" / "kill_driver.py"
-GATE = Path(__file__).parents[1] / "gates" / "exact_resume.py"
+GATE, ROOT = "gates.exact.exact_resume", Path(__file__).parents[1]
 
 
 def killed_runs(recipe: Recipe, folder: Path, kills: int, seed: int) -> dict[str, int]:
@@ -60,9 +60,9 @@ def test_fresh_interpreters_with_other_hash_seeds_too(tmp_path: Path) -> None:
     """Killed also while the folder is made and while a checkpoint is restored."""
     recipe = tiny_reach(12, clock={"total_timesteps": 12 * 256})
     (tmp_path / "recipe.yaml").write_text(recipes.dump(recipe))
-    command = [sys.executable, str(GATE), "--recipe", str(tmp_path / "recipe.yaml"), "--kills=5"]
+    command = [sys.executable, "-m", GATE, "--recipe", str(tmp_path / "recipe.yaml"), "--kills=5"]
     command += ["--kills-per-run=5", "--chains=1", f"--json={tmp_path / 'result.json'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads((tmp_path / "result.json").read_text())["counts"]
     assert counts["kills"] == 5

@@ -1,4 +1,4 @@
-"""The first cases of every fault in tests/faults; `gates/fault_cases.py` tries them all."""
+"""The first cases of every fault in tests/faults; `gates/faults/fault_cases.py` tries them all."""
 
 from __future__ import annotations
 

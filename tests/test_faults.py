@@ -20,10 +20,10 @@ from etude.api import Interrupted, Run, resume, train
 from etude.core.contracts import Fragment
 from etude.core.errors import EtudeError
 from etude.runs import checkpoint, files
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from toys import tiny_bc, tiny_reach
 
-GATE = Path(__file__).parents[1] / "gates" / "torn_checkpoints.py"
+ROOT = Path(__file__).parents[1]
 PATIENCE = 10.0
 RECIPE = tiny_reach(8, evaluation={"every": "never"})
 """Checkpoints after steps 512, 1024, 1536 and 2048; the last three are kept."""
@@ -88,8 +88,9 @@ def test_a_run_with_a_torn_checkpoint_ends_as_if_untouched(
 @pytest.mark.rotated
 def test_torn_checkpoints_of_a_real_run(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    command = [sys.executable, str(GATE), "--cases=100", "--resumes=1", f"--json={file}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "gates.faults.torn_checkpoints", "--cases=100", "--resumes=1"]
+    command += [f"--json={file}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads(file.read_text())["counts"]
     assert counts == {"noticed and fell back": 100, "resumes equal": 1}

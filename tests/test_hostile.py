@@ -27,7 +27,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.models.policies import PolicyConfig, make_policy
 from etude.planning import recipes
-from etude.runs import checkpoint, files, parts
+from etude.runs import checkpoint, files
 from etude.runs.documents import decode_json, encode_json
 from etude.training.saving import RUN
 from toys import tiny_reach
@@ -185,7 +185,7 @@ def test_sixty_megabytes_of_json(part: str, unit: bytes, untouched: Path, tmp_pa
     path = tmp_path / newest.name
     shutil.copytree(newest, path)
     bomb = b'{"x": [' + unit * ((60 << 20) // len(unit)) + b"1]}\n"
-    (path / part / parts.DOCUMENTS[part]).write_bytes(bomb)
+    (path / part / checkpoint.DOCUMENTS[part]).write_bytes(bomb)
     reseal(path)
     with bounds(), pytest.raises(EtudeError, match="is larger than"):
         checkpoint.load_training(path)
@@ -194,14 +194,16 @@ def test_sixty_megabytes_of_json(part: str, unit: bytes, untouched: Path, tmp_pa
 def reseal(path: Path) -> None:
     """Make every manifest fit the files again."""
     pins = None
-    for part, document in parts.DOCUMENTS.items():
-        content = {name: (path / part / name).read_bytes() for name in (parts.ARRAYS, document)}
+    for part, document in checkpoint.DOCUMENTS.items():
+        content = {
+            name: (path / part / name).read_bytes() for name in (checkpoint.ARRAYS, document)
+        }
         listed = {
             name: files.Written(len(data), hashlib.sha256(data).hexdigest())
             for name, data in content.items()
         }
-        manifest = parts._manifest(part, int(path.name), listed, pins)
-        (path / part / parts.MANIFEST).write_bytes(manifest)
+        manifest = checkpoint._manifest(part, int(path.name), listed, pins)
+        (path / part / checkpoint.MANIFEST).write_bytes(manifest)
         pins = hashlib.sha256(manifest).hexdigest()
 
 
@@ -262,7 +264,7 @@ def edit(run: Path, **sections: dict[str, Any]) -> None:
     text = yaml.safe_dump(content)
     (run / "recipe.yaml").write_text(text)
     for path in checkpoint.resumable(run / "checkpoints"):  # each holds a copy
-        state = path / "training" / parts.DOCUMENTS["training"]
+        state = path / "training" / checkpoint.DOCUMENTS["training"]
         document = decode_json(state.read_bytes())
         document[f"{RUN}/recipe"] = text
         state.write_bytes(encode_json(document))

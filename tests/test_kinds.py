@@ -81,7 +81,7 @@ def test_only_its_folder_imports_a_kind(kind: str) -> None:
 
 
 def test_the_check_itself_notices() -> None:
-    kind = "etude.tasks.reach.task"
+    kind = "etude.tasks.reach"
     assert {kind, "etude.rl.ppo", "etude.envs.adapters.gym"} <= modules_of_kinds()
     assert strangers(kind, {"etude.planning.plan": {kind}, "etude.tasks.pick_place.task": {kind}})
     assert not strangers(kind, {"etude.tasks.reach.expert": {kind}})

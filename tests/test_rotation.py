@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 import rotation
+from gates.lib import smallest
 from rotation import PARTS, Parts, chosen
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "gates"))
-import smallest  # isort: skip
 
 TESTS = Path(__file__).parent
 

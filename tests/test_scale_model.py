@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gates"))
-from scale_model import Constants, Setup, iteration, speed, with_learners  # isort: skip
+from gates.speed.scale_model import Constants, Setup, iteration, speed, with_learners
 
 CONSTANTS = Constants(
     step=30e-6,

@@ -165,13 +165,13 @@ def test_the_diagrams_are_those_of_their_script() -> None:
 
 
 def test_files_of_the_repository_get_pages() -> None:
-    text = "[a gate](../gates/ranks.py), [a page](first-run.md#x), [nothing](../gates/none.py)"
+    text = "[a gate](../gates/exact/ranks.py), [a page](first-run.md#x), [nothing](../none.py)"
     made = repository.pages({"docs/page.md": text})
-    assert list(made) == ["source/gates/ranks.py.md"]
-    assert '"""' in made["source/gates/ranks.py.md"]
+    assert list(made) == ["source/gates/exact/ranks.py.md"]
+    assert '"""' in made["source/gates/exact/ranks.py.md"]
     on_site = repository.relinked(text, "docs/page.md", "page.md")
     assert on_site == (
-        "[a gate](source/gates/ranks.py.md), [a page](first-run.md#x), [nothing](../gates/none.py)"
+        "[a gate](source/gates/exact/ranks.py.md), [a page](first-run.md#x), [nothing](../none.py)"
     )
 
 

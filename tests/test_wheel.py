@@ -14,7 +14,7 @@ pytest.importorskip("build")
 pytest.importorskip("twine")
 from etude.cli.watching import DEMO_FOLDER, DEMOS
 from etude.core.errors import EtudeError
-from etude.envs.mujoco import offscreen
+from etude.envs.mujoco import rendering
 from installing import ENVIRONMENT, ROOT, build, install
 
 pytestmark = pytest.mark.rotated
@@ -81,7 +81,7 @@ def test_the_wheel_trains_and_shows_where_there_is_no_checkout(
     run("report", "run", "-o", "page.html")  # its script and style come with the package
     assert "</html>" in (work / "page.html").read_text()
     try:
-        offscreen.backend()
+        rendering.backend()
     except EtudeError as error:
         pytest.skip(str(error))
     assert "film.webp" in run("demo", "walk-go1", "--seconds", "0.2", "--film", "film.webp")

@@ -8,7 +8,7 @@ import etude
 from benchmarks.progress import Finished, Progress, main
 from etude.core.contracts import Fragment
 from etude.planning.recipe import Recipe
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 
 
 class Report(Callback):

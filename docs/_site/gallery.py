@@ -15,14 +15,15 @@ from typing import NamedTuple
 from etude.core.catalogue import RECIPES
 
 DOCS = Path(__file__).parents[1]
-sys.path.insert(0, str(DOCS.parent / "gates"))
-from faults_table import load  # noqa: E402
-from page_figures import (  # noqa: E402
+sys.path.insert(0, str(DOCS.parent))
+from gates.pages.faults_table import load  # noqa: E402
+from gates.pages.page_figures import (  # noqa: E402
     GYMNASIUM,
     NOT_YET,
     OLDER,
     Figure,
     Results,
+    command,
     percent,
     seeds,
     span,
@@ -162,7 +163,7 @@ def measured(trained: Trained | None, results: Results) -> Iterator[tuple[str, s
             yield name, shown
     result = results[key]
     verdict = f": [a bound is missed]({MEASURED})" if result["verdict"] == "FAILED" else ""
-    yield "measured by", f"`{result['command']}` on {result['date'][:10]}{verdict}"
+    yield "measured by", f"`{command(result)}` on {result['date'][:10]}{verdict}"
 
 
 def lines(entry: Entry, results: Results) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Links from pages to files of the repository that are no pages, such as ../gates/ranks.py.
+"""Links from pages to files of the repository that are no pages, such as ../gates/exact/ranks.py.
 
 Such a link works where the repository is read as it is. On the site the file gets a page of its
 own, `source/...`, and the link is led there: the site is whole without a network, and nothing has

@@ -17,7 +17,7 @@ from rich.segment import Segments
 
 from etude.api import Run
 from etude.core.clock import Clock
-from etude.core.metrics.declared import ELAPSED, Health
+from etude.core.metrics import ELAPSED, Health
 from etude.planning import recipes
 from etude.planning.recipe import metrics_of
 from etude.planning.resolve import resolve

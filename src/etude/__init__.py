@@ -23,7 +23,7 @@ _EXPORTS = {
     "make_vec": ("etude.gym", "make_vec"),
     "Run": ("etude.api", "Run"),
     "Recipe": ("etude.planning.recipes", "Recipe"),
-    "Callback": ("etude.training.callbacks", "Callback"),
+    "Callback": ("etude.training.loop", "Callback"),
     "ArrayTask": ("etude.envs.array_task", "ArrayTask"),
     "State": ("etude.envs.array_task", "State"),
     "Outcome": ("etude.envs.array_task", "Outcome"),

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.building.build import build, start_policy
-from etude.building.executing import (
+from etude.building.build import (
     SUMMARY,
     Say,
+    build,
     compare,
     compare_code,
     device_line,
@@ -22,8 +22,9 @@ from etude.building.executing import (
     open_folder,
     outputs_of,
     silent,
+    start_policy,
 )
-from etude.building.executing import Interrupted as Interrupted
+from etude.building.build import Interrupted as Interrupted
 from etude.core import user_code
 from etude.core.contracts import LogWriter
 from etude.core.errors import Damaged, UsageError
@@ -31,9 +32,8 @@ from etude.core.history import History
 from etude.core.ranks import ALONE, Ranks, was_restarted
 from etude.core.trees import digest
 from etude.planning import loading, recipes
-from etude.planning.out_of_memory import check_plan, explain_out_of_memory
-from etude.planning.page import render
-from etude.planning.plan import Plan, make_plan, rank_notes
+from etude.planning.memory import check_plan, explain_out_of_memory
+from etude.planning.plan import Plan, make_plan, rank_notes, render
 from etude.planning.recipe import Recipe, Resolved
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
@@ -41,9 +41,9 @@ from etude.runs import checkpoint, file_system
 from etude.runs.documents import decode_sealed
 from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
-from etude.training.callbacks import Callback
 from etude.training.evaluation import summarise
 from etude.training.logs.outputs import Outputs, apart, check
+from etude.training.loop import Callback
 from etude.training.saving import RUN
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from etude.core.contracts import Array as Array
 from etude.core.errors import NonFinite as NonFinite
 from etude.core.errors import UsageError as UsageError
 from etude.core.keys import Key as Key
-from etude.core.metrics.declared import Column as Column
-from etude.core.metrics.declared import Curve as Curve
-from etude.core.metrics.declared import Metric as Metric
-from etude.core.metrics.declared import Metrics as Metrics
+from etude.core.metrics import Column as Column
+from etude.core.metrics import Curve as Curve
+from etude.core.metrics import Metric as Metric
+from etude.core.metrics import Metrics as Metrics
 from etude.core.trees import Tree as Tree
 
 # isort: split
@@ -64,9 +64,9 @@ from etude.models.actor_critic import EvaluatedActions as EvaluatedActions
 from etude.models.actor_critic import Memory as Memory
 from etude.models.actor_critic import ModulePolicyConfig as ModulePolicyConfig
 from etude.models.networks import Mlp as Mlp
-from etude.models.normalise import Normaliser as Normaliser
-from etude.models.normalise import RewardScaler as RewardScaler
-from etude.models.normalise import merge_all as merge_all
+from etude.models.networks import Normaliser as Normaliser
+from etude.models.networks import RewardScaler as RewardScaler
+from etude.models.networks import merge_all as merge_all
 from etude.models.policies import BasePolicy as BasePolicy
 from etude.models.policies import BasePolicyConfig as BasePolicyConfig
 from etude.models.policies import Features as Features
@@ -77,10 +77,10 @@ from etude.models.policies import map_features as map_features
 # isort: split
 # Environments
 from etude import mj as mj
-from etude.core.abilities import Described as Described
 from etude.core.contracts import ActionSpec as ActionSpec
 from etude.core.contracts import ArraySpec as ArraySpec
 from etude.core.contracts import BatchEnv as BatchEnv
+from etude.core.contracts import Described as Described
 from etude.core.contracts import EnvSpec as EnvSpec
 from etude.core.contracts import Exactness as Exactness
 from etude.core.contracts import Observations as Observations
@@ -112,14 +112,14 @@ from etude.data.formats.base import LazyArray as LazyArray
 # Logs and callbacks
 from etude.core.contracts import LogWriter as LogWriter
 from etude.core.history import history_of as history_of
-from etude.training.callbacks import Callback as Callback
-from etude.training.callbacks import Context as Context
-from etude.training.callbacks import CurveRecorder as CurveRecorder
-from etude.training.callbacks import StopAtSuccess as StopAtSuccess
 from etude.training.logs.outputs import Background as Background
 from etude.training.logs.outputs import LogConfig as LogConfig
 from etude.training.logs.outputs import LoggedRun as LoggedRun
 from etude.training.logs.outputs import OpenLog as OpenLog
+from etude.training.loop import Callback as Callback
+from etude.training.loop import Context as Context
+from etude.training.loop import CurveRecorder as CurveRecorder
+from etude.training.loop import StopAtSuccess as StopAtSuccess
 
 # isort: split
 # Recipes

@@ -15,7 +15,7 @@ from etude.api import Run, resume, train
 from etude.cli import main as cli
 from etude.core.errors import EtudeError, UsageError
 from etude.data.store.log import DamagedStore
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from toys import toy_dataset
 
 

@@ -219,9 +219,9 @@ def test_nothing_is_overwritten(finished: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (tmp_path, tmp_path / "missing"):
-        assert "is not a run" in refused(["resume", path], capsys)
-        assert "is not a run" in refused(["eval", path], capsys)
+    for path, said in ((tmp_path, "is not a run"), (tmp_path / "missing", "There is no run")):
+        assert said in refused(["resume", path], capsys)
+        assert said in refused(["eval", path], capsys)
 
 
 def test_a_run_has_one_writer(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

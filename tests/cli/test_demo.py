@@ -13,7 +13,7 @@ from PIL import Image
 from etude.cli import main as cli
 from etude.cli import watching
 from etude.core.errors import EtudeError
-from etude.envs.mujoco import offscreen, windows
+from etude.envs.mujoco import rendering
 from etude.evaluate import film, fresh
 from etude.planning import recipes
 
@@ -23,7 +23,7 @@ def filmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[list[A
     """What films would have been made of, without a screen: nothing is drawn."""
     calls: list[tuple[list[Any], Path]] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(windows, "has_screen", lambda: False)
+    monkeypatch.setattr(rendering, "has_screen", lambda: False)
     monkeypatch.setattr(film, "check_tools", lambda mp4: None)
     monkeypatch.setattr(film, "write_file", lambda scenes, path: calls.append((scenes, path)))
     return calls
@@ -91,11 +91,11 @@ def test_with_a_screen_the_browser_is_opened(monkeypatch: pytest.MonkeyPatch) ->
         opened.append(page.read_text())
 
     monkeypatch.setattr(webbrowser, "open", opens)
-    monkeypatch.setattr(windows, "has_screen", lambda: True)
+    monkeypatch.setattr(rendering, "has_screen", lambda: True)
     assert cli.main(["demo", "pick-place", "--port", "8099"]) == 0
     assert shown == [("pick-place, trained policy", 8099)]
     assert f"url={Page.url}" in opened[0]
-    monkeypatch.setattr(windows, "has_screen", lambda: False)
+    monkeypatch.setattr(rendering, "has_screen", lambda: False)
     assert (
         cli.main(["demo", "--web"]) == 0
     )  # Somebody looks at it from elsewhere, through a tunnel.
@@ -140,7 +140,7 @@ def test_a_machine_that_cannot_draw_is_told_of_the_page(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fails(mp4: bool) -> None:
-        raise offscreen.NoPictures("Pictures cannot be drawn here.")
+        raise rendering.NoPictures("Pictures cannot be drawn here.")
 
     monkeypatch.setattr(film, "check_tools", fails)
     assert cli.main(["demo", "walk-go1"]) == 2
@@ -153,7 +153,7 @@ def test_films_need_no_ffmpeg_but_for_mp4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        offscreen.backend()
+        rendering.backend()
     except EtudeError as error:
         pytest.skip(str(error))
     find = importlib.util.find_spec

@@ -136,7 +136,7 @@ def test_an_interval_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         (["eval", "--episodes", "0", "x"], "--episodes must be at least 1, not 0."),
         (["eval", "--video", "x", "--episodes", "0"], "--episodes must be at least 1, not 0."),
         (["resume", "x", "y"], "'y' belongs to no option"),
-        (["resume", "no/such/run"], "no/such/run is not a run: it has no recipe.yaml."),
+        (["resume", "no/such/run"], "There is no run no/such/run. Check the path."),
         (["doctor", "--jason"], "did you mean --json?"),
     ],
 )

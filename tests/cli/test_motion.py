@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from etude.cli.main import main
-from etude.envs.mujoco import offscreen
+from etude.envs.mujoco import rendering
 
 pytest.importorskip("pybullet_data", reason="it holds the clips (the extra 'mocap')")
 
@@ -33,8 +33,8 @@ def test_all_clips_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_strip_is_drawn(tmp_path: Path) -> None:
     try:
-        offscreen.backend()
-    except offscreen.NoPictures as error:
+        rendering.backend()
+    except rendering.NoPictures as error:
         pytest.skip(str(error))
     out = tmp_path / "walk.png"
     assert main(["motion", "show", "walk", "--out", str(out)]) == 0

@@ -12,16 +12,14 @@ import torch
 import etude
 import short_recipes
 from etude.api import train
-from etude.building.build import build
-from etude.building.executing import loss_batches
+from etude.building.build import build, loss_batches
 from etude.core.errors import UsageError
+from etude.core.output import duration, size
 from etude.core.trees import num_bytes
-from etude.core.units import duration, size
-from etude.envs.mujoco import offscreen
+from etude.envs.mujoco import rendering
 from etude.evaluate.record import RecordOptions, record
 from etude.planning import recipes
-from etude.planning.page import compare, render
-from etude.planning.plan import Plan
+from etude.planning.plan import Plan, compare_plans, render
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
 from etude.rl.rewards.amp import AMP
@@ -186,8 +184,8 @@ SHRUNK |= dict.fromkeys(("halfcheetah", "hopper", "walker2d", "ant"), RUNNING)
 
 def skip_without_pictures() -> None:
     try:
-        offscreen.backend()
-    except offscreen.NoPictures as error:
+        rendering.backend()
+    except rendering.NoPictures as error:
         pytest.skip(f"draws pictures: {error}")
 
 
@@ -445,7 +443,7 @@ def test_variants_side_by_side() -> None:
     plans: list[tuple[str, Plan]] = [
         (str(rows), etude.plan(tiny_reach(collector={"num_envs": rows}))) for rows in (32, 64)
     ]
-    table = compare("collector.num_envs", plans)
+    table = compare_plans("collector.num_envs", plans)
     assert "rows" in table
     assert "buffer steps" in table
     assert "group rows" not in table  # nothing differs there

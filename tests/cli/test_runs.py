@@ -19,11 +19,11 @@ from etude.cli.main import main
 from etude.compare.inventory import entry
 from etude.core.contracts import BatchMetrics
 from etude.runs import checkpoint
+from etude.runs.file_system import Lock, is_locked
 from etude.runs.finding import disk_bytes, find_runs
 from etude.runs.folder import RunFolder
-from etude.runs.lock import Lock, is_locked
 from etude.runs.pruning import delete_surplus, find_killed_runs, find_surplus
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from toys import tiny_reach
 
 

@@ -18,7 +18,7 @@ from etude.cli.main import main
 from etude.cli.slices import in_slices, num_slices, seconds_of, slice_script
 from etude.core.contracts import BatchMetrics
 from etude.core.errors import RESUMABLE, UsageError
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from toys import tiny_reach
 
 FAKE = Path(__file__).parents[1] / "lib" / "fake_slurm.py"

@@ -17,7 +17,7 @@ from etude.envs.named_task import TaskConfig
 from etude.models.policies import PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.loading import policy_parts
-from etude.planning.page import render
+from etude.planning.plan import render
 from etude.planning.recipe import LearnerConfig
 from etude.planning.recipes import Recipe
 from etude.rl.ppo import PPOConfig

@@ -27,7 +27,7 @@ from etude.cli import main as cli
 from etude.cli import watching
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
-from etude.envs.mujoco import browser, offscreen
+from etude.envs.mujoco import browser, rendering
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.decor import decorated
 from etude.evaluate import film
@@ -46,7 +46,7 @@ def test_a_film_of_a_task(
 ) -> None:
     pytest.importorskip("imageio_ffmpeg")
     try:
-        offscreen.backend()
+        rendering.backend()
     except EtudeError as error:
         pytest.skip(str(error))
     monkeypatch.setattr(footages, "STRIP_SIZE", (60, 80))

@@ -196,7 +196,9 @@ def test_a_copy_is_no_second_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_mistakes_are_answered(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a run and holds none" in refusal(capsys, runs / "nothing")
+    assert f"There is no run {runs / 'nothing'}." in refusal(capsys, runs / "nothing")
+    (runs / "hollow").mkdir()
+    assert "is not a run and holds none" in refusal(capsys, runs / "hollow")
     assert "no run that matches" in refusal(capsys, runs / "x*")
     assert "has no metric 'nope'" in refusal(capsys, runs, "--metric", "nope")
     assert "its suffix must be" in refusal(capsys, runs, "-o", "a.gif")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import etude
 import short_recipes
-from etude.core.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
+from etude.core.metrics import Column, Curve, Health, Metric, Metrics, Warning
 from etude.planning import recipes
 from etude.planning.recipe import Recipe, metrics_of
 from etude.rl.ppo import PPOConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import etude
-from etude.core import code_hashes
+from etude.core import user_code
 
 ENV = """
 import json
@@ -54,7 +54,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ).write_text("<mujoco/>")
     (site / "springkit" / "model.py").write_text("")
     install(site, "coilkit")
-    monkeypatch.setattr(code_hashes, "_site_folders", lambda: (site,))
+    monkeypatch.setattr(user_code, "_site_folders", lambda: (site,))
     monkeypatch.syspath_prepend(root)
     monkeypatch.syspath_prepend(site)
     return tmp_path
@@ -62,20 +62,20 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def changed(change: Path, text: str = "# another line\n") -> list[str]:
     """The names whose hash is another one after a line was added to a file."""
-    before = code_hashes.compute_hashes(["my_env"])
+    before = user_code.compute_hashes(["my_env"])
     with change.open("a") as stream:
         stream.write(text)
-    return code_hashes.differing(before, code_hashes.compute_hashes(["my_env"]))
+    return user_code.differing(before, user_code.compute_hashes(["my_env"]))
 
 
 def test_it_covers_what_an_environment_imports(project: Path) -> None:
-    found = code_hashes.compute_hashes(["my_env"])
+    found = user_code.compute_hashes(["my_env"])
     assert set(found) == {
         *("etude", "my_env", "helpers", "helpers.springs", "helpers.lazily", "springkit"),
         *("springkit (version)", "coilkit (version)"),
     }
     assert found["coilkit (version)"] == "1.0"
-    assert code_hashes.compute_hashes(["my_env"]) == found
+    assert user_code.compute_hashes(["my_env"]) == found
     assert not {"my_env", "helpers", "springkit"} & sys.modules.keys(), "nothing is imported"
 
 
@@ -97,23 +97,23 @@ def test_a_change_names_what_was_changed(file: str, name: str, project: Path) ->
 def test_other_code_does_not_count(project: Path) -> None:
     assert changed(project / "project" / "unrelated.py") == []
     assert changed(project / "site" / "coilkit" / "__init__.py") == []  # by its version
-    before = code_hashes.compute_hashes(["my_env"])
+    before = user_code.compute_hashes(["my_env"])
     shutil.copytree(project, project.with_name("elsewhere"))
-    assert code_hashes.compute_hashes(["my_env"]) == before
+    assert user_code.compute_hashes(["my_env"]) == before
 
 
 def test_a_required_package_counts_by_version(project: Path) -> None:
-    before = code_hashes.compute_hashes(["my_env"])
+    before = user_code.compute_hashes(["my_env"])
     shutil.rmtree(project / "site" / "coilkit-1.0.dist-info")
     install(project / "site", "coilkit", "1.1")
-    assert code_hashes.differing(before, code_hashes.compute_hashes(["my_env"])) == [
+    assert user_code.differing(before, user_code.compute_hashes(["my_env"])) == [
         "coilkit (version)"
     ]
 
 
 def test_a_file_is_named_with_its_folder(project: Path) -> None:
     """Wherever the project stands."""
-    found = code_hashes.compute_hashes([str(project / "project" / "my_env.py")])
+    found = user_code.compute_hashes([str(project / "project" / "my_env.py")])
     assert {"project/my_env.py", "helpers", "springkit"} <= found.keys()
 
 
@@ -122,8 +122,8 @@ def test_own_sources_count_where_they_compute(
 ) -> None:
     copy = tmp_path / "etude"
     shutil.copytree(Path(etude.__file__).parent, copy, ignore=shutil.ignore_patterns("*.pyc"))
-    monkeypatch.setattr(code_hashes, "__file__", str(copy / "core" / "code.py"))
-    before = code_hashes.compute_hashes([])
+    monkeypatch.setattr(user_code, "__file__", str(copy / "core" / "code.py"))
+    before = user_code.compute_hashes([])
     for file, counts in (
         ("cli/plan.py", False),
         ("compare/outputs.py", False),
@@ -133,6 +133,6 @@ def test_own_sources_count_where_they_compute(
     ):
         with (copy / file).open("a") as stream:
             stream.write("\n")
-        now = code_hashes.compute_hashes([])
-        assert (code_hashes.differing(before, now) == ["etude"]) == counts, file
+        now = user_code.compute_hashes([])
+        assert (user_code.differing(before, now) == ["etude"]) == counts, file
         before = now

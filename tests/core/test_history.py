@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from etude.core.history import KEPT, RECENT, History, Row, Thinned, history_of
-from etude.core.metrics.declared import COUNTERS, EPISODES, Health
+from etude.core.metrics import COUNTERS, EPISODES, Health
 from etude.runs.metrics_log import DiskHistory
 from etude.training.logs.curves import Curve
 

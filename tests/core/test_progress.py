@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from etude.core import progress
-from etude.core.progress import current, show_on, waiting
+from etude.core import output
+from etude.core.output import current, show_on, waiting
 
 
 class Terminal(io.StringIO):
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(progress, "SLOW", 0.1)
+    monkeypatch.setattr(output, "SLOW", 0.1)
     before = show_on(None)
     yield
     show_on(before)
@@ -50,7 +50,7 @@ def test_elsewhere_it_is_a_line_of_a_long_wait(monkeypatch: pytest.MonkeyPatch) 
     with waiting("not long enough for a log"):
         time.sleep(0.5)
     assert stream.getvalue() == ""
-    monkeypatch.setattr(progress, "INTERVAL", 0.6)
+    monkeypatch.setattr(output, "INTERVAL", 0.6)
     with waiting("probing 'CartPole-v1'"):
         wait_for(stream, "probing")
     assert stream.getvalue().count("\n") == 1

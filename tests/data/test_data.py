@@ -17,7 +17,7 @@ from etude.core.keys import Key
 from etude.data.contrast import draw_clips
 from etude.data.formats.base import DataError
 from etude.data.store.episodes import DamagedStore, EpisodeStore
-from etude.envs.mujoco import offscreen
+from etude.envs.mujoco import rendering
 from etude.evaluate import record as data_record
 from etude.evaluate.record import QuickCamera, RecordOptions, make_demonstrated, record
 from etude.planning import recipes
@@ -241,8 +241,8 @@ def test_what_cannot_be_had_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 def skip_without_pictures() -> None:
     try:
-        offscreen.backend()
-    except offscreen.NoPictures as error:
+        rendering.backend()
+    except rendering.NoPictures as error:
         pytest.skip(f"draws pictures: {error}")
 
 
@@ -251,7 +251,7 @@ def test_the_quick_camera_sees_what_the_other_sees() -> None:
     env, _ = make_demonstrated(recipes.find("pick-place"), 1)
     env.reset(Key(0))
     state, target, pictures = env.simulation.state[0], env.view.target[0], []
-    for kind in (offscreen.Renderer, QuickCamera):
+    for kind in (rendering.Renderer, QuickCamera):
         with kind(env.simulation.model, env.task.camera, 64, 64) as camera:
             pictures.append(camera.picture(state, target).astype(np.float64))
     assert pictures[0].std() > 10

@@ -246,6 +246,10 @@ def test_other_things_than_files(tmp_path: Path) -> None:
         scan(tmp_path / "absent.hdf5")
     with pytest.raises(DataError, match="is in none of the formats lerobot, robomimic, minari"):
         scan(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "demos.hdf5").touch()
+    with pytest.raises(DataError, match=r"a folder of HDF5 files; name the files, .*demos.hdf5"):
+        scan(tmp_path / "folder")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="not a plain file"):
         scan(tmp_path / "pipe")

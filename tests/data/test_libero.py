@@ -18,7 +18,7 @@ from etude import load_reward
 from etude.api import Run
 from etude.cli import main as cli
 from etude.data.store.episodes import EpisodeStore
-from etude.data.store.tasks import open_with_task
+from etude.data.store.views import open_with_task
 
 TASKS = {
     "KITCHEN_SCENE1_open_the_drawer_demo.hdf5": "open the drawer of the cabinet",

@@ -9,11 +9,11 @@ from gymnasium.utils.env_checker import check_env
 
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.envs.adapters.as_gym import AsGymnasium
 from etude.envs.adapters.gym import GymConfig
 from etude.envs.config import EnvConfig
+from etude.gym import AsGymnasium
 from etude.tasks.pick_place.task import PickPlaceConfig
-from etude.tasks.reach.task import ReachConfig
+from etude.tasks.reach import ReachConfig
 
 SHORT = [PickPlaceConfig(max_episode_steps=12), ReachConfig(max_episode_steps=12)]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
-from etude.core.abilities import AbsentAgents, Restarts, TimedPhysics, ability
+from etude.core.contracts import AbsentAgents, Restarts, TimedPhysics, ability
 from etude.envs.adapters.gym import GymConfig
-from etude.tasks.reach.task import ReachConfig
+from etude.tasks.reach import ReachConfig
 
 
 def test_contract() -> None:

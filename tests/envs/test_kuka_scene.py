@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from etude.envs.robots.kuka.scene import (
+from etude.envs.robots.kuka import (
     FINGERS,
     HAND_SITE,
     OBJECT_COLLISION,

@@ -13,8 +13,8 @@ from etude.core.trees import digest
 from etude.envs.mujoco.randomize import Vary
 from etude.envs.mujoco.simulation import Simulation
 from etude.envs.mujoco.task import Task
-from etude.envs.robots.kuka.scene import kuka_spec
-from etude.tasks.reach.task import ReachConfig
+from etude.envs.robots.kuka import kuka_spec
+from etude.tasks.reach import ReachConfig
 
 
 class HeavyReach(ReachConfig):

@@ -11,8 +11,8 @@ import etude
 from etude.cli import main as cli
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.envs.mujoco import offscreen
-from etude.envs.mujoco.pictures import IMAGE
+from etude.envs.mujoco import rendering
+from etude.envs.mujoco.rendering import IMAGE
 from etude.evaluate import footage
 from toys import tiny_reach
 
@@ -20,7 +20,7 @@ from toys import tiny_reach
 @pytest.fixture(autouse=True)
 def _pictures_can_be_drawn() -> None:
     try:
-        offscreen.backend()
+        rendering.backend()
     except EtudeError as error:
         pytest.skip(f"draws pictures: {error}")
 

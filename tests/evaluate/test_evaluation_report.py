@@ -26,9 +26,9 @@ from etude.cli import watching
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.envs.mujoco import offscreen, windows
+from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import decorated
-from etude.envs.mujoco.offscreen import Studio
+from etude.envs.mujoco.rendering import Studio
 from etude.evaluate import evaluation, film, fresh
 from etude.evaluate import footage as footages
 from etude.evaluate.evaluation import new_folder
@@ -40,7 +40,7 @@ from etude.planning.recipes import Recipe
 from etude.rollout.group import evaluate
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.pick_place.terms import OUTCOMES
-from etude.tasks.reach.task import ReachingArm
+from etude.tasks.reach import ReachingArm
 from toy_envs import BOX
 from toys import tiny_reach
 
@@ -48,7 +48,7 @@ from toys import tiny_reach
 def pictures() -> str | None:
     """Why nothing can be drawn here, if so."""
     try:
-        offscreen.backend()
+        rendering.backend()
     except EtudeError as error:
         return str(error)
     return None
@@ -352,7 +352,7 @@ def test_the_final_evaluation_is_filmed_where_that_can_be(
     path = tmp_path / "run"
     train(recipe, path)
     said: list[str] = []
-    monkeypatch.setattr(offscreen, "_works", lambda name: False)
+    monkeypatch.setattr(rendering, "_works", lambda name: False)
     evaluation.finish(recipe, path, said.append)
     assert "was not filmed. " in said[1]
     (folder,) = (path / "evaluations").glob("*-final")
@@ -412,20 +412,20 @@ def test_play_shows_the_policy_at_work(finished: Path, monkeypatch: pytest.Monke
 def test_what_cannot_be_shown_is_said(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(offscreen, "_works", lambda name: False)
+    monkeypatch.setattr(rendering, "_works", lambda name: False)
     monkeypatch.setattr(film, "_ffmpeg", lambda: None)
     assert cli.main(["eval", str(finished), "--video"]) == 1
     assert "apt-get install" in capsys.readouterr().err
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr(windows.sys, "platform", "linux")
+    monkeypatch.setattr(rendering.sys, "platform", "linux")
     # A command that would refuse is not recommended.
     assert cli.main(["play", str(finished)]) == 2
     told = capsys.readouterr().err
     assert "no screen" in told
     assert "apt-get install" in told
     assert "--video" not in told
-    monkeypatch.setattr(offscreen, "_works", lambda name: True)
+    monkeypatch.setattr(rendering, "_works", lambda name: True)
     assert cli.main(["play", str(finished)]) == 2
     assert f"etude eval {finished} --video" in capsys.readouterr().err
     assert cli.main(["eval", str(finished), "--small"]) == 2

@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 
 from etude.cli import watching
-from etude.core.abilities import Pictured
+from etude.core.contracts import Pictured
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.adapters.gym import GymConfig
-from etude.envs.mujoco import offscreen
-from etude.envs.mujoco.decor import decorated
-from etude.envs.mujoco.framing import floating_root, frame
+from etude.envs.mujoco import rendering
+from etude.envs.mujoco.decor import decorated, floating_root, frame
 from etude.envs.mujoco.simulation import Camera
-from etude.envs.recorder import MujocoRecorder
 from etude.evaluate import film
-from etude.evaluate.footage import Drawn, footage, recorder
+from etude.evaluate.footage import Drawn, MujocoRecorder, footage, recorder
 from etude.evaluate.playing import Player, RandomActor
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
@@ -49,7 +47,7 @@ HIDDEN = """
 @pytest.fixture(scope="module")
 def drawable() -> None:
     try:
-        offscreen.backend()
+        rendering.backend()
     except EtudeError as error:
         pytest.skip(str(error))
 
@@ -125,7 +123,7 @@ def test_what_swings_about_a_fixed_place_is_seen_wherever_it_is() -> None:
 
 @pytest.mark.usefixtures("drawable")
 def test_a_hidden_robot_is_seen() -> None:
-    from etude.envs.mujoco.offscreen import Studio
+    from etude.envs.mujoco.rendering import Studio
 
     env = of_model(HIDDEN)
     model, kind = decorated(env), int(mujoco.mjtState.mjSTATE_INTEGRATION)

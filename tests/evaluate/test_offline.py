@@ -29,8 +29,8 @@ from etude.rl.offline import split_store
 from etude.rl.rewards.rrd import RRDConfig
 from etude.runs.files import Disk
 from etude.runs.folder import RunFolder
-from etude.tasks.reach.task import ReachConfig
-from etude.training.callbacks import CurveRecorder
+from etude.tasks.reach import ReachConfig
+from etude.training.loop import CurveRecorder
 from toys import changed, toy_dataset
 
 SIZES = {"rrd_batch_size": 32, "rrd_sample_size": 4}

@@ -23,7 +23,7 @@ from typing import Any
 PATIENCE = 75.0
 PRELOADED = (
     *("torch", "onnxruntime", "etude.cli.main", "etude.cli.verify", "etude.api"),
-    *("etude.share.export", "etude.tasks.reach.task", "etude_runtime.__main__"),
+    *("etude.share.export", "etude.tasks.reach", "etude_runtime.__main__"),
 )
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

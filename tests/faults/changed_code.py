@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import etude
-from etude.core.code_hashes import NOT_HASHED
+from etude.core.user_code import NOT_HASHED
 from rank_driver import free_port
 
 ROW = 28

@@ -26,7 +26,7 @@ from etude.data.editing import select, write
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import checkpoint
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from toys import changed, tiny_bc, toy_dataset
 
 ROW = 29

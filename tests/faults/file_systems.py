@@ -23,7 +23,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.data import editing
 from etude.planning.loading import policy_path
 from etude.runs import checkpoint, files
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from recording_fs import recorded, why_not
 from toys import tiny_reach, toy_dataset
 
@@ -207,8 +207,8 @@ def refuse_locks() -> None:
 
 
 def main_without_locks(folder: Path) -> None:
+    from etude.runs.file_system import is_locked
     from etude.runs.folder import RunFolder
-    from etude.runs.lock import is_locked
 
     refuse_locks()
     run = goes_on(folder, "without locks (flock)")

@@ -12,7 +12,7 @@ import random
 import shutil
 from pathlib import Path
 
-from etude.planning.out_of_memory import free_space
+from etude.planning.memory import free_space
 from etude.runs import checkpoint
 from faults.refused_allocations import HUNG, bits_of, forks, paused
 

@@ -26,8 +26,8 @@ from etude.api import Run
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs.folder import METRICS, REPORTING
-from etude.training.callbacks import Callback, Context
 from etude.training.logs import outputs as apart
+from etude.training.loop import Callback, Context
 from log_points import row_points, single, tensorboard_points
 from toys import tiny_reach
 from wandb_server import WandbServer

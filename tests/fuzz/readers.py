@@ -41,7 +41,7 @@ from etude.models.reward_networks import (
     reward_network_from_contract,
 )
 from etude.planning import recipes
-from etude.runs import checkpoint, documents, files, parts, tensors
+from etude.runs import checkpoint, documents, files, tensors
 from etude.runs.documents import SEAL, encode_sealed
 
 CUT = b"\n--8<--\n"
@@ -125,7 +125,7 @@ def checkpoint_reader(scratch: Path) -> Reader:
         "collector": {"rows": np.arange(4.0), "mask": np.array([True, False]), "none": {}},
     }
     path = checkpoint.save(folder, 1, (arrays, contract), training)
-    names = [f"{part}/{name}" for part in parts.DOCUMENTS for name in _named(part)]
+    names = [f"{part}/{name}" for part in checkpoint.DOCUMENTS for name in _named(part)]
     seed = CUT.join((path / name).read_bytes() for name in names)
 
     def read(data: bytes) -> str | None:
@@ -146,19 +146,19 @@ def checkpoint_reader(scratch: Path) -> Reader:
 
 
 def _named(part: str) -> tuple[str, str]:
-    return parts.ARRAYS, parts.DOCUMENTS[part]
+    return checkpoint.ARRAYS, checkpoint.DOCUMENTS[part]
 
 
 def _reseal(path: Path, pieces: dict[str, bytes]) -> None:
     pins = None
-    for part in parts.DOCUMENTS:
+    for part in checkpoint.DOCUMENTS:
         listed = {
             name: files.Written(len(data), hashlib.sha256(data).hexdigest())
             for name in _named(part)
             for data in [pieces[f"{part}/{name}"]]
         }
-        manifest = parts._manifest(part, 1, listed, pins)
-        (path / part / parts.MANIFEST).write_bytes(manifest)
+        manifest = checkpoint._manifest(part, 1, listed, pins)
+        (path / part / checkpoint.MANIFEST).write_bytes(manifest)
         pins = hashlib.sha256(manifest).hexdigest()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-GATE = Path(__file__).parents[2] / "gates" / "fuzz.py"
+ROOT = Path(__file__).parents[2]
 BROKEN = """
 import json, os, sys
 
@@ -42,9 +42,11 @@ def test_it_fails_on_a_broken_reader(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
     (tmp_path / "sitecustomize.py").write_text(BROKEN.format(outside=str(tmp_path / "outside")))
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    command = [sys.executable, str(GATE), "--inputs", "200", "--readers", "clip", "contract"]
+    command = [sys.executable, "-m", "gates.faults.fuzz", "--inputs", "200"]
+    command += ["--readers", "clip", "contract"]
     command += ["--json", str(tmp_path / "result.json"), "--findings", str(tmp_path / "found")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True)
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True)
     result = json.loads((tmp_path / "result.json").read_text())
     assert done.returncode == 1
     assert result["verdict"] == "FAILED"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
-import beginnings  # isort: skip
-import trainings  # isort: skip
+from gates.learn import trainings
+from gates.lib import beginnings
 
 
 def nothing(gate: str, variant: str) -> beginnings.Begins:

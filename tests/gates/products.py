@@ -349,8 +349,9 @@ class FakeEtude:
         with (folder / "evaluations" / "1" / "episodes.csv").open("w") as file:
             writer = csv.writer(file)
             writer.writerows([["return"], *([success + 0.01 * i] for i in range(30))])
-        told = {"success_rate": success, "placement_error": 0.0, "drop_height": 0.0}
-        return json.dumps({f"eval/{name}": value for name, value in told.items()})
+        found = {"success_rate": success, "placement_error": 0.0, "drop_height": 0.0}
+        found["episodes"] = 30.0
+        return json.dumps({f"eval/{name}": value for name, value in found.items()})
 
 
 def good_or(bench: Bench, good: float, wrong: float) -> Callable[[str], float]:
@@ -359,7 +360,7 @@ def good_or(bench: Bench, good: float, wrong: float) -> Callable[[str], float]:
 
 @product
 def train_reach(bench: Bench) -> list[str]:
-    bench.put("etude", FakeEtude(bench, good_or(bench, 1.0, 0.98)))
+    bench.put("command", FakeEtude(bench, good_or(bench, 1.0, 0.98)))
     return []
 
 
@@ -368,13 +369,13 @@ def train_memory(bench: Bench) -> list[str]:
     def success(words: str) -> float:
         return 0.95 if "lstm" in words or bench.way == "wrong" else 0.1
 
-    bench.put("etude", FakeEtude(bench, success))
+    bench.put("command", FakeEtude(bench, success))
     return []
 
 
 @product
 def train_pick_place(bench: Bench) -> list[str]:
-    bench.put("etude", FakeEtude(bench, good_or(bench, 1.0, 0.9), timesteps=200_000))
+    bench.put("command", FakeEtude(bench, good_or(bench, 1.0, 0.9), timesteps=200_000))
     return []
 
 
@@ -390,7 +391,7 @@ def train_walk(bench: Bench) -> list[str]:
             found = falls if bench.way == "wrong" else walks
             return json.dumps({**found, "eval/episodes": 200})
 
-    bench.put("etude", Walking(bench, good_or(bench, 1.0, 0.9), timesteps=5_000_000))
+    bench.put("command", Walking(bench, good_or(bench, 1.0, 0.9), timesteps=5_000_000))
     return []
 
 
@@ -428,9 +429,8 @@ def train_imitation(bench: Bench) -> list[str]:
     ended = 0.0 if bench.way == "wrong" else 1.0
     names = ("is_success", "mpjpe_l", "travelled", "once")
     played = SimpleNamespace(episodes={name: np.array([ended]) for name in names})
-    bench.put("etude", FakeEtude(bench, lambda _: ended))
-    bench.put("play", lambda *_: played)
-    bench.put("told", lambda _: "")
+    bench.put("command", FakeEtude(bench, lambda _: ended))
+    bench.put("followed", lambda *_: played)
     bench.put("MotionReport", lambda _: SimpleNamespace(table=lambda: ""))
     return []
 

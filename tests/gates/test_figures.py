@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
-import beginnings  # isort: skip
-import figures  # isort: skip
-import page_figures  # isort: skip
-from faults_table import load  # isort: skip
-from scale_model import Constants  # isort: skip
+from gates.lib import beginnings
+from gates.lib.full import GATES
+from gates.pages import figures, page_figures
+from gates.pages.faults_table import load
+from gates.speed.scale_model import Constants
 
 FLAGS = re.MULTILINE | re.DOTALL
 
@@ -26,8 +24,26 @@ def test_the_pages_are_what_the_results_make() -> None:
         text = page.read_text()
         named |= {match[1] for match in figures.MARKED.finditer(text)}
         made = figures.measured(results) if page == figures.PAGE else None
-        assert text == (made or figures.filled(text, results, link)), "python gates/figures.py"
+        made = made or figures.filled(text, results, link)
+        assert text == made, "python -m gates.pages.figures"
     assert named == {"headline", *page_figures.FIGURES}
+
+
+def test_commands_of_results_are_those_of_today() -> None:
+    """Older results name scripts, which are modules now."""
+    known = {" ".join(["python", *each]) for entry in GATES.values() for each in entry.commands()}
+    results = load()
+    for result in results.values():
+        assert result["gate"] in GATES
+        module = f"python -m gates.{GATES[result['gate']].module}"
+        assert page_figures.command(result).startswith(module)
+    for key, command in {
+        ("train_reach", "seek-pictures"): "python -m gates.learn.train seek-pictures --seeds 2",
+        ("train_memory", ""): "python -m gates.learn.train reach-memory",
+        ("ranks", "reach-at-scale-short"): "python -m gates.exact.ranks --kills 20 --limit 20000",
+    }.items():
+        assert page_figures.command(results[key]) == command
+    assert "python -m gates.learn.train reach-memory" in known
 
 
 def test_marks_stand_where_markdown_leaves_paragraphs_whole() -> None:
@@ -74,9 +90,9 @@ def test_what_was_tried_has_a_date() -> None:
     assert [text for text in sections if not re.search(r"\b\d+ \w+ 20\d\d\b", text)] == []
 
 
-BEGUN = {"bits": {"policy a": "1"}, "calls": {"etude: functions": 100}}
+BEGUN = {"bits": {"policy a": "1"}, "calls": {"etude: functions": 10_000}}
 OTHER = [{"computation": "here", "reach": {**BEGUN, "bits": {"policy a": "2"}}}]
-SLOWER = [{"computation": "here", "reach": {**BEGUN, "calls": {"etude: functions": 90}}}]
+SLOWER = [{"computation": "here", "reach": {**BEGUN, "calls": {"etude: functions": 8_000}}}]
 
 
 @pytest.fixture
@@ -110,13 +126,9 @@ def test_a_figure_that_may_be_another_one_today_is_marked() -> None:
     )
     shown = '| [50 % of 200 fresh episodes, 12 s (1 seed)](docs/measured.md "measured at abc")'
     assert f"{shown} |" in figures.headline(fresh)
-    assert f'{shown}[†](docs/measured.md "1 arrays of the policy differ") |' in (
-        figures.headline(other)
-    )
-    assert (
-        f'{shown}[†](docs/measured.md "an iteration calls etude: functions 100'
-        in figures.headline(slower)
-    )
+    mark = f'{shown}[†](docs/measured.md "measured at abc; '
+    assert f"{mark}after two iterations 1 of the policy's arrays" in figures.headline(other)
+    assert f"{mark}an iteration now makes 25% more calls of Etude's" in figures.headline(slower)
     line, marked = (row_of(figures.measured(found)) for found in (fresh, other))
     assert "success of seed 0: 0.5 (at least 0.4)<br>" in line
     assert "| 1,000 trainings | passed | 2026-01-02 | `abc`* |" in line
@@ -124,7 +136,7 @@ def test_a_figure_that_may_be_another_one_today_is_marked() -> None:
     assert "success of seed 0: 0.5†" in marked
     assert "success of seed 0: 0.5 " in row_of(figures.measured(slower))
     assert "seconds of seed 0: 12.4†" in row_of(figures.measured(slower))
-    again = "- train_reach-reach: timings: an iteration calls etude: functions 100 instead"
+    again = "- train_reach-reach, measured at abc: timings: an iteration now makes 25% more calls"
     assert again in figures.measured(slower)
 
 

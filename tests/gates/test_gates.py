@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import math
 import signal
@@ -16,9 +17,11 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
-import report  # isort: skip
-import smallest  # isort: skip
+from gates import ROOT
+from gates.lib import report, smallest
+from gates.lib.full import GATES, Entry
+from gates.speed import update_speed
+
 from products import PRODUCTS, WAYS, Bench, reward_of_failures  # isort: skip
 
 from toys import tiny_reach
@@ -34,6 +37,29 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_gate_is_missing_here() -> None:
     assert set(PRODUCTS) == set(smallest.gates())
+    folders = ("exact", "faults", "learn", "speed")
+    files = [file for name in folders for file in (ROOT / "gates" / name).glob("*.py")]
+    commands = {
+        f"{file.parent.name}.{file.stem}" for file in files if "__main__" in file.read_text()
+    }
+    assert {entry.module for entry in GATES.values()} == commands
+
+
+def test_annotations_name_what_exists() -> None:
+    """Modules with `from __future__ import annotations` never evaluate them."""
+    files = (ROOT / "gates").glob("*/*.py")
+    modules = [importlib.import_module(f"gates.{file.parent.name}.{file.stem}") for file in files]
+    assert len(modules) > 40
+    for module in modules:
+        for each in vars(module).values():
+            own = getattr(each, "__module__", "") == module.__name__
+            if own and (inspect.isfunction(each) or inspect.isclass(each)):
+                inspect.get_annotations(each, eval_str=True)
+
+
+def test_the_functions_timed_by_update_speed_exist() -> None:
+    missing = [name for _, owner, name in update_speed.WRAPPED if not hasattr(owner, name)]
+    assert missing == []
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -60,12 +86,12 @@ def check(
     run: Path,
 ) -> None:
     """Run a gate on a product; it must pass where that is good, and fail where it is not."""
-    gate = importlib.import_module(name)
+    gate = importlib.import_module(f"gates.{GATES[name].module}")
     if hasattr(gate, "report_load"):
         monkeypatch.setattr(gate, "report_load", lambda _: None)
     arguments = product(Bench(gate, way, monkeypatch, tmp_path, run))
     file = tmp_path / "result.json"
-    code = gate.main([*arguments, "--json", str(file)])
+    code = gate.main([*GATES[name].smallest, *arguments, "--json", str(file)])
     result = json.loads(file.read_text())
     assert (code, result["verdict"]) == ((0, "passed") if way == "good" else (1, "FAILED")), result
     assert bool(result["failures"]) == (way != "good")
@@ -75,7 +101,7 @@ def check(
 def test_a_run_that_hangs_ends_the_gate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Path
 ) -> None:
-    gate = importlib.import_module("exact_resume")
+    gate = importlib.import_module("gates.exact.exact_resume")
     arguments = PRODUCTS["exact_resume"](Bench(gate, "hang", monkeypatch, tmp_path, run))
     begin, file = time.monotonic(), tmp_path / "result.json"
     assert gate.main([*arguments, "--limit", "3", "--json", str(file)]) == 1
@@ -114,14 +140,14 @@ FINE = {"figure": {"value": 1.0, "at_least": 0.5, "at_most": 1.5}}
 def test_the_command_of_a_result_is_given_at_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the gate was started."""
-    monkeypatch.chdir(Path(report.__file__).parent)
-    monkeypatch.setattr(sys, "argv", ["train_reach.py", "--seeds", "3"])
+    """`python -m` sets the first argument to the file of the module."""
+    script = ROOT / "gates" / "learn" / "train.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "reach", "--seeds", "3"])
     options = report.parse(argparse.ArgumentParser(), {}, ["--json", str(tmp_path / "a.json")])
     with report.Gate("a", options, needs={}) as gate:
         gate.figure("x", 1.0, at_least=0.0)
     result = json.loads((tmp_path / "a.json").read_text())
-    assert result["command"] == "python gates/train_reach.py --seeds 3"
+    assert result["command"] == "python -m gates.learn.train reach --seeds 3"
 
 
 def test_a_good_gate_passes(tmp_path: Path) -> None:
@@ -143,8 +169,8 @@ def test_a_good_gate_passes(tmp_path: Path) -> None:
         ({"figures": {"figure": {"value": 3.0, "at_most": 2.0}}}, "must be at most 2"),
         ({"figures": FINE, "counted": 2}, "2 runs counted, 3 needed"),
         ({"figures": FINE, "counted": 0}, "0 runs counted, 3 needed"),
-        ({"figures": FINE, "needs": {}}, "nothing was asked to be counted"),
-        ({"figures": FINE, "needs": {"runs": 0}}, "would let nothing pass"),
+        ({"figures": FINE, "needs": {}}, "`needs` is empty"),
+        ({"figures": FINE, "needs": {"runs": 0}}, "must be at least 1"),
         ({"figures": FINE, "error": ValueError("odd")}, "ended with ValueError: odd"),
         ({"figures": FINE, "error": SystemExit(0)}, "ended with SystemExit"),
         (
@@ -212,10 +238,9 @@ def test_a_gate_without_a_result_is_noticed(whole: dict[str, Any]) -> None:
 
 
 def test_a_gate_that_dies_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "dies.py").write_text("import os; print('dying', flush=True); os.abort()")
-    monkeypatch.setattr(smallest, "FOLDER", tmp_path)
+    monkeypatch.setattr(smallest, "GATES", {"dies": Entry("lib.no_such_module")})
     assert smallest.gates() == ["dies"]
     assert smallest.main([]) == 1
     assert "FAILED: dies" in capsys.readouterr().out

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
-import peer_off_policy  # isort: skip
-import report  # isort: skip
-import trainings  # isort: skip
+from gates.learn import peer_off_policy, trainings
+from gates.lib import report
 
 Measure = Callable[..., dict[str, list[float]]]
 

@@ -26,7 +26,7 @@ from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.runs import checkpoint, files
 from etude.runs.folder import RunFolder
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from recording_fs import mark
 
 RUN = "runs/run"

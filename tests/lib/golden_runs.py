@@ -19,7 +19,7 @@ import numpy as np
 
 import short_recipes
 from etude.api import train
-from etude.core.metrics.board import LAST_RETURNS, SUCCESSES
+from etude.core.board import LAST_RETURNS, SUCCESSES
 from etude.planning.recipes import Recipe
 from etude.runs import checkpoint, manifest
 from run_hash import comparable_rows

@@ -20,7 +20,7 @@ from etude.core.contracts import Fragment
 from etude.core.errors import EtudeError
 from etude.planning import recipes
 from etude.rollout import elastic
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 
 
 class Strike(Callback):

@@ -11,7 +11,7 @@ from typing import Any
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
-from etude.core.metrics.declared import COUNTERS, EPISODES
+from etude.core.metrics import COUNTERS, EPISODES
 from etude.rl.ppo import PPOConfig
 from etude.rl.rewards.rrd import RRDConfig
 from run_hash import FREE

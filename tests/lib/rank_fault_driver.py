@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.core import code_hashes
+from etude.core import user_code
 from etude.core.errors import UsageError
 from etude.envs.mujoco.simulation import Simulation
 from etude.planning import recipes
@@ -99,7 +99,7 @@ def inject(kind: str, iteration: int) -> None:
         wrap(manifest, "standard_digest", lambda good: lambda: "other bits")
     if kind == "code":
         wrap(
-            code_hashes,
+            user_code,
             "compute_hashes",
             lambda good: lambda roots: good(roots) | {"etude": "another"},
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from etude.building.executing import joined
+from etude.building.build import joined
 from etude.core.errors import NonFinite, UsageError
 from etude.core.ranks import Ranks, ReportedElsewhere, is_first_process, raise_first
 from rank_driver import fork_ranks, wait

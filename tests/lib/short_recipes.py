@@ -19,8 +19,8 @@ from etude.rl.sac import SACConfig
 from etude.rollout.local import CollectorConfig
 from etude.tasks.imitation.task import ImitationConfig
 from etude.tasks.pick_place.task import PickPlaceConfig
-from etude.tasks.reach.task import ReachConfig
-from etude.tasks.velocity.task import WalkConfig, WalkNoise
+from etude.tasks.reach import ReachConfig
+from etude.tasks.velocity import WalkConfig, WalkNoise
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig

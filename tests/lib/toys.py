@@ -28,7 +28,7 @@ from etude.rl.rewards.given import GIVEN, RewardSource
 from etude.rl.sampling import Batch
 from etude.rollout.local import LocalCollector, Workers
 from etude.runs.files import Disk
-from etude.tasks.reach.task import ReachConfig
+from etude.tasks.reach import ReachConfig
 from etude.training.loop import gradient_steps
 from toy_envs import BOX, ToyEnv
 

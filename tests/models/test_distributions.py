@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import distributions as reference
 
 from etude.core.keys import Key
-from etude.models.distributions import Categoricals, DiagonalGaussian
+from etude.models.networks import Categoricals, DiagonalGaussian
 
 JUST_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 

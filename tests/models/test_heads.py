@@ -14,8 +14,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.actor_critic import ActorCritic
 from etude.models.actors import Actor
-from etude.models.distributions import SquashedGaussian
-from etude.models.networks import Mlp, make_generator
+from etude.models.networks import Mlp, SquashedGaussian, make_generator
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rl.base import AdaptiveRate
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays
-from etude.models.normalise import CLIP, Normaliser, RewardScaler, merge_moments, no_moments
+from etude.models.networks import CLIP, Normaliser, RewardScaler, merge_moments, no_moments
 from etude.rollout.group import moments
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=6)

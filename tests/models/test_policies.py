@@ -14,7 +14,7 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.actor_critic import ActorCritic
-from etude.models.distributions import DiagonalGaussian
+from etude.models.networks import DiagonalGaussian
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.rl.base import Adam, FlatParameters

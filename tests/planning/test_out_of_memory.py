@@ -15,20 +15,20 @@ import short_recipes
 from etude.api import Run, resume, train
 from etude.cli import main as cli
 from etude.core.errors import UsageError
-from etude.planning import out_of_memory
-from etude.planning.out_of_memory import OutOfMemory
+from etude.planning import memory
+from etude.planning.memory import OutOfMemory
 from etude.planning.recipes import Recipe
 from etude.rl import off_policy as replay
 from etude.runs import checkpoint, manifest, tensors
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from toys import changed, tiny_reach
 
 LARGE = 1 << 50
 
 
-def refused_for(memory: int, monkeypatch: pytest.MonkeyPatch, recipe: Recipe, folder: Path) -> str:
+def refused_for(size: int, monkeypatch: pytest.MonkeyPatch, recipe: Recipe, folder: Path) -> str:
     """What a machine with so much memory says of a run, which is not begun."""
-    monkeypatch.setattr(out_of_memory, "machine_memory", lambda: (memory, memory))
+    monkeypatch.setattr(memory, "machine_memory", lambda: (size, size))
     with pytest.raises(UsageError) as caught:
         train(recipe, folder / "refused")
     assert not (folder / "refused").exists()
@@ -83,13 +83,13 @@ def test_a_plan_that_cannot_fit(
 ) -> None:
     recipe, said = tiny_reach(1), list[str]()
     planned = etude.plan(recipe)
-    monkeypatch.setattr(out_of_memory, "machine_memory", lambda: (1 << 10, 1 << 9))
+    monkeypatch.setattr(memory, "machine_memory", lambda: (1 << 10, 1 << 9))
     with pytest.raises(UsageError, match=r"The policy has .* and this machine has 1\.0 KiB"):
         train(recipe, tmp_path / "run")
     with pytest.raises(UsageError, match=r"a buffer of .* and this machine has 1\.0 KiB"):
-        out_of_memory.check_plan(planned.bytes, tmp_path / "run", said.append)
+        memory.check_plan(planned.bytes, tmp_path / "run", said.append)
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(out_of_memory, "machine_memory", lambda: (1 << 40, 1 << 9))
+    monkeypatch.setattr(memory, "machine_memory", lambda: (1 << 40, 1 << 9))
     train(recipe, tmp_path / "run", say=said.append)
     assert "at the peak, and this machine has 1.0 TiB of memory, 512 B of it free" in said[0]
 
@@ -134,14 +134,14 @@ def test_a_replay_that_cannot_fit_the_disk(
 ) -> None:
     recipe, said = replaying(2 * 16 * 13), list[str]()
     planned = etude.plan(recipe).bytes
-    monkeypatch.setattr(out_of_memory, "free_space", lambda folder: planned["replay"] - 1)
+    monkeypatch.setattr(memory, "free_space", lambda folder: planned["replay"] - 1)
     with pytest.raises(UsageError, match=r"a replay of .* on disk, and .* of free space"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(out_of_memory, "free_space", lambda folder: planned["replay"] + (1 << 20))
-    out_of_memory.check_plan(etude.plan(recipe).bytes, tmp_path / "run", said.append)
+    monkeypatch.setattr(memory, "free_space", lambda folder: planned["replay"] + (1 << 20))
+    memory.check_plan(etude.plan(recipe).bytes, tmp_path / "run", said.append)
     assert "of old replay that checkpoints keep" in said[0]
-    monkeypatch.setattr(out_of_memory, "free_space", lambda folder: 0)
+    monkeypatch.setattr(memory, "free_space", lambda folder: 0)
     assert cli.main(["plan", "reach"]) == 0
     assert "`etude train` would refuse this here" in capsys.readouterr().out
 

@@ -13,7 +13,7 @@ import etude
 from etude.core.contracts import ActionSpec, ArraySpec, Broadcast, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import Health
+from etude.core.metrics import Health
 from etude.data.store.episodes import EpisodeStore, StoreGeometry
 from etude.data.store.geometry import store_specs
 from etude.data.store.labels import Labels

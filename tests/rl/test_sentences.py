@@ -18,8 +18,7 @@ from etude.data.editing import read_embeddings
 from etude.data.store.labels import Labels
 from etude.data.store.log import DamagedStore
 from etude.data.store.manifest import open_episodes
-from etude.data.store.tasks import geometry_with_task, open_with_task
-from etude.data.store.views import EpisodesOf
+from etude.data.store.views import EpisodesOf, geometry_with_task, open_with_task
 from etude.planning import recipes
 from telling import LEFT, RIGHT
 

@@ -14,7 +14,7 @@ from etude.core.trees import Tree, copy_arrays, digest
 from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group, OpenEpisodes, evaluate, moments, restart
-from etude.tasks.reach.task import ReachConfig
+from etude.tasks.reach import ReachConfig
 from toy_envs import ACTIONS, BOX, LONGEST, ToyEnv, VanishingEnv
 from toys import fragment_bits, toy_buffer, toy_policy
 

@@ -38,7 +38,7 @@ from etude.rollout.host import Blueprint, Host
 from etude.rollout.local import Placement
 from etude.rollout.ray import RayFleet, answers, check_address, find_address, is_open
 from etude.rollout.schedule import Schedule
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from run_hash import run_hash
 from sockets import descendants, listening
 from toy_envs import IndividualEnv, ToyEnv

@@ -15,13 +15,13 @@ from etude.core.trees import Tree, copy_arrays, digest
 from etude.data.segments import BufferSpec, SegmentBuffer, fill
 from etude.data.store.episodes import EpisodeStore, StoreGeometry
 from etude.data.store.geometry import store_specs
-from etude.envs.wrappers import Episodic
+from etude.envs.config import Episodic
 from etude.models.actor_critic import ActorCritic
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group
 from etude.rollout.local import OverlappedCollector
 from etude.runs.files import Disk
-from etude.tasks.reach.task import ReachConfig
+from etude.tasks.reach import ReachConfig
 from etude.tasks.seek import Seek
 from toy_envs import LONGEST, MotionEnv, ToyEnv
 from toys import Trainer, fragment_bits, make_trainer

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from disk_faults import Watched, save, tag_of
 
-from etude.runs import checkpoint, files, parts
+from etude.runs import checkpoint, files
 from etude.runs.checkpoint import DamagedCheckpoint, UnknownFormat
 
 FILES = [
     f"{part}/{name}"
-    for part, document in parts.DOCUMENTS.items()
-    for name in (parts.ARRAYS, document, parts.MANIFEST)
+    for part, document in checkpoint.DOCUMENTS.items()
+    for name in (checkpoint.ARRAYS, document, checkpoint.MANIFEST)
 ]
 
 
@@ -118,20 +118,20 @@ class Payload:
 def reseal(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
     """Make every manifest fit the files again, as an attacker would, after changing training's."""
     pins = None
-    for part, document in parts.DOCUMENTS.items():
+    for part, document in checkpoint.DOCUMENTS.items():
         folder = path / part
         listed = {}
-        for name in (parts.ARRAYS, document):
+        for name in (checkpoint.ARRAYS, document):
             data = (folder / name).read_bytes() if (folder / name).is_file() else b""
             listed[name] = files.Written(len(data), hashlib.sha256(data).hexdigest())
-        manifest = parts._manifest(part, 2, listed, pins)
+        manifest = checkpoint._manifest(part, 2, listed, pins)
         if part == "training":
             content = json.loads(manifest)
             del content["seal"]
             change(content)
-            content["seal"] = parts._seal(content)
-            manifest = parts.encode_json(content)
-        (folder / parts.MANIFEST).write_bytes(manifest)
+            content["seal"] = checkpoint._seal(content)
+            manifest = checkpoint.encode_json(content)
+        (folder / checkpoint.MANIFEST).write_bytes(manifest)
         pins = hashlib.sha256(manifest).hexdigest()
 
 
@@ -232,9 +232,9 @@ def refuse(path: Path) -> DamagedCheckpoint:
 @pytest.mark.parametrize("part", ["policy", "training"])
 @pytest.mark.parametrize("case", ARRAY_FILES)
 def test_hostile_arrays(victim: Path, case: str, part: str) -> None:
-    (victim / part / parts.ARRAYS).write_bytes(ARRAY_FILES[case])
+    (victim / part / checkpoint.ARRAYS).write_bytes(ARRAY_FILES[case])
     reseal(victim)
-    assert parts.ARRAYS in str(refuse(victim))
+    assert checkpoint.ARRAYS in str(refuse(victim))
     if part == "policy":
         with pytest.raises(DamagedCheckpoint):
             checkpoint.load_policy_parts(victim)
@@ -243,9 +243,9 @@ def test_hostile_arrays(victim: Path, case: str, part: str) -> None:
 @pytest.mark.parametrize("part", ["policy", "training"])
 @pytest.mark.parametrize("case", DOCUMENT_FILES)
 def test_hostile_documents(victim: Path, case: str, part: str) -> None:
-    (victim / part / parts.DOCUMENTS[part]).write_bytes(DOCUMENT_FILES[case])
+    (victim / part / checkpoint.DOCUMENTS[part]).write_bytes(DOCUMENT_FILES[case])
     reseal(victim)
-    assert parts.DOCUMENTS[part] in str(refuse(victim))
+    assert checkpoint.DOCUMENTS[part] in str(refuse(victim))
 
 
 @pytest.mark.parametrize("case", MANIFESTS)
@@ -257,7 +257,7 @@ def test_hostile_manifests(victim: Path, case: str) -> None:
 
 
 def test_an_unsealed_manifest_is_noticed(victim: Path) -> None:
-    manifest = victim / "training" / parts.MANIFEST
+    manifest = victim / "training" / checkpoint.MANIFEST
     manifest.write_bytes(manifest.read_bytes() + b"\n")
     assert "changed" in str(refuse(victim))
     manifest.write_bytes(b" " * (1 << 20))
@@ -276,7 +276,7 @@ def test_pickles_are_never_opened(victim: Path, tmp_path: Path, name: str) -> No
     trace = tmp_path / "trace"
     (victim / name).write_bytes(pickle.dumps(Payload(trace)))
     refuse(victim)
-    if not name.endswith(parts.MANIFEST):
+    if not name.endswith(checkpoint.MANIFEST):
         reseal(victim)
         refuse(victim)
     assert not trace.exists()

@@ -1,7 +1,7 @@
 """A crash below Python: whatever the disk has lost or reordered, the run can be resumed.
 
 Short runs are recorded by a file system of the test's own; `crash_model` says what may be left of
-them, and `gates/crash_states.py` looks at all of it.
+them, and `gates/faults/crash_states.py` looks at all of it.
 """
 
 from __future__ import annotations

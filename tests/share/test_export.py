@@ -33,7 +33,7 @@ from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import onnx_files
 from etude.share import export as exporting
-from etude.tasks.velocity.task import WalkConfig
+from etude.tasks.velocity import WalkConfig
 from etude_runtime import ContractError, JointTargets, Policy, Trot
 from etude_runtime.__main__ import main as run_runtime
 from etude_runtime.measuring import Reader

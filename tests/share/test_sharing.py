@@ -35,10 +35,9 @@ from etude.evaluate import film
 from etude.models.policies import make_policy
 from etude.planning import recipes
 from etude.runs import bundle, onnx_files
-from etude.runs.checkpoint import load_policy_parts
+from etude.runs.checkpoint import load_policy_parts, policy_part
 from etude.runs.documents import decode_sealed, encode_sealed
 from etude.runs.metrics_log import chain_of
-from etude.runs.parts import policy_part
 from etude.share import verify as verifying
 from etude.share.export import Replay, largest_difference, torch_actions
 
@@ -409,7 +408,7 @@ def test_what_is_not_whole_is_not_uploaded(copied: Path, hub: Any, capsys: Any) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("bundle nothing", "is not a run"),
+        ("bundle nothing", "There is no run nothing"),
         ("bundle x --private", "add --upload"),
         ("bundle x --upload x", "USER/NAME"),
         ("verify nothing", "There is no bundle at nothing"),

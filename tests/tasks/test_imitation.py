@@ -12,8 +12,7 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.data.motion.skeleton import NUM_BODIES
 from etude.envs.mujoco.env import MujocoEnv
-from etude.tasks.imitation.features import NUM_STYLE, style_windows
-from etude.tasks.imitation.imitator import NUM_ACTIONS
+from etude.tasks.imitation.imitator import NUM_ACTIONS, NUM_STYLE, style_windows
 from etude.tasks.imitation.task import ImitationConfig
 
 pytest.importorskip("pybullet_data", reason="it holds the clips (the extra 'mocap')")

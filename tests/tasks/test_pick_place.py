@@ -13,13 +13,17 @@ from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.robots.kuka.scene import FINGERS, HAND_SITE, PALM, RESPONSE, Clearance, arm_table
+from etude.envs.robots.kuka import FINGERS, HAND_SITE, PALM, RESPONSE, Clearance, arm_table
 from etude.planning import recipes
 from etude.tasks.pick_place.arm import GUESS, STAGES
-from etude.tasks.pick_place.expert import PickPlaceExpert
-from etude.tasks.pick_place.options import PickPlaceRandom, PickPlaceReward
-from etude.tasks.pick_place.scene import CUBE_HALF, TABLE_CENTER, scene_spec
-from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.tasks.pick_place.scene import (
+    CUBE_HALF,
+    TABLE_CENTER,
+    PickPlaceRandom,
+    PickPlaceReward,
+    scene_spec,
+)
+from etude.tasks.pick_place.task import PickPlaceConfig, PickPlaceExpert
 from etude.tasks.pick_place.terms import CRITIC, OUTCOMES, SLICES, STATE, lies_at
 
 RANDOM = PickPlaceRandom(

@@ -11,8 +11,8 @@ from etude.core.contracts import Array
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.robots.kuka.scene import arm_table
-from etude.tasks.reach.task import BOX_CENTER, ReachConfig, ReachReward
+from etude.envs.robots.kuka import arm_table
+from etude.tasks.reach import BOX_CENTER, ReachConfig, ReachReward
 
 
 def test_contract() -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from etude import mj
-from etude.core.abilities import FollowsCurriculum, ability
+from etude.core.contracts import FollowsCurriculum, ability
 from etude.core.keys import Key
 from etude.envs.check import check_env
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.robots.go1 import FEET, MODEL
-from etude.tasks.velocity.task import Trot, WalkConfig, WalkNoise
+from etude.tasks.velocity import Trot, WalkConfig, WalkNoise
 
 LIMITS = {"hip": 23.7, "thigh": 23.7, "calf": 35.55}
 

@@ -14,7 +14,7 @@ from etude.api import Interrupted, Run, resume, train
 from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.trees import Tree
 from etude.runs import checkpoint
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from toys import tiny_reach
 
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import BatchMetrics
 from etude.rl.rewards.rrd import METRICS
-from etude.training.callbacks import Context
 from etude.training.logs.console import LossLines
+from etude.training.loop import Context
 
 
 def lines(losses: list[list[float]], every: int | None) -> list[str]:

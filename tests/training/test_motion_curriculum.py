@@ -22,8 +22,8 @@ from etude.core.trees import copy_arrays, digest
 from etude.planning import recipes
 from etude.planning.plan import make_curriculum
 from etude.runs import checkpoint
-from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import MotionCurriculum, MotionCurriculumConfig
+from etude.training.loop import Callback, Context
 from run_hash import run_hash
 from toy_envs import BOX
 from toys import changed, tiny_motions

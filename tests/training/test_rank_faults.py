@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from argparse import ArgumentParser
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,6 +22,8 @@ from etude.core.ranks import LostRank
 from etude.planning import recipes
 from etude.runs import checkpoint
 from etude.training.distributed import BEAT, Heartbeat
+from gates.faults import rank_faults
+from gates.lib import report
 from rank_driver import free_port
 from rank_fault_driver import COLLECTED, NOT_FINITE, STOPPED
 from rank_runs import script
@@ -205,8 +206,6 @@ def test_notes_too_long_for_the_store_leave_their_arrays_behind() -> None:
 def test_the_gate_fails_where_ranks_end_otherwise(
     broken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "gates")
-    module, report = import_module("rank_faults"), import_module("report")
     told = "Not a finite number: physics of environment 3, on rank 1."
     fault = {
         "kind": "physics",
@@ -223,9 +222,11 @@ def test_the_gate_fails_where_ranks_end_otherwise(
         gate.count("ends")
         gate.figure("s", 1.0)
         if "kind" in broken:
-            monkeypatch.setattr(module, "fingerprint", lambda path: "same")
-            monkeypatch.setattr(module.etude, "resume", lambda run: Mock(path=run), raising=False)
-            assert module.judge_loss(gate, fault | broken, tmp_path, "same")
+            monkeypatch.setattr(rank_faults, "fingerprint", lambda path: "same")
+            monkeypatch.setattr(
+                rank_faults.etude, "resume", lambda run: Mock(path=run), raising=False
+            )
+            assert rank_faults.judge_loss(gate, fault | broken, tmp_path, "same")
         else:  # An empty folder: nothing was reported in it.
-            module.judge_nan(gate, fault | broken, tmp_path)
+            rank_faults.judge_nan(gate, fault | broken, tmp_path)
     assert gate.code == report.FAILED

@@ -18,12 +18,12 @@ import short_recipes
 from etude.api import Run, train
 from etude.core.errors import UsageError
 from etude.core.ranks import ALONE
-from etude.core.trees import leaves
+from etude.core.trees import Tree, leaves
 from etude.data.segments import SegmentBuffer
 from etude.planning import recipes
 from etude.planning.plan import check_ranks, make_plan
 from etude.planning.resolve import resolve
-from etude.rollout.local import group_state
+from etude.rollout.local import group_snapshots, group_state
 from etude.runs import manifest
 from etude.training.distributed import Distributed, SharedCollector, decode, encode
 from rank_runs import script, shared_run
@@ -168,6 +168,16 @@ def test_the_state_of_a_shared_collector_asks_no_other_rank() -> None:
     shared.collect(Mock(), 0)
     with pytest.raises(RuntimeError, match="gather"):  # It would be the state before this.
         shared.state_dict()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_resumed_rank_gets_its_own_groups(rank: int) -> None:
+    ranks, local = Mock(rank=rank, size=2), Mock()
+    ranks.part.side_effect = lambda count: range(rank * count // 2, (rank + 1) * count // 2)
+    saved: list[Tree] = [{"group": number} for number in range(4)]
+    SharedCollector(ranks, local).load_state_dict(group_state(saved))
+    (state,) = local.load_state_dict.call_args.args
+    assert group_snapshots(state) == saved[2 * rank : 2 * rank + 2]
 
 
 def test_messages_arrive_as_they_were_sent() -> None:

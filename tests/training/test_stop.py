@@ -18,7 +18,7 @@ from etude.core.contracts import BatchMetrics
 from etude.core.errors import RESUMABLE
 from etude.runs import checkpoint
 from etude.training import stop as module
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from etude.training.stop import SIGNALS, StopRequest
 from toys import tiny_reach
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.building.build import Parts, build, start_policy
-from etude.building.executing import (
+from etude.building.build import (
     Interrupted,
+    Parts,
     Say,
+    build,
     compare,
     compare_code,
     device_line,
@@ -25,15 +26,15 @@ from etude.building.executing import (
     open_folder,
     outputs_of,
     refuse_to_repeat,
+    start_policy,
 )
 from etude.core.clock import Clock
 from etude.core.errors import Damaged, UsageError
 from etude.core.ranks import Ranks, was_restarted
 from etude.core.trees import Tree
 from etude.core.user_code import Untrusted
-from etude.planning.out_of_memory import explain_out_of_memory
-from etude.planning.page import render
-from etude.planning.plan import Plan, make_plan, rank_notes
+from etude.planning.memory import explain_out_of_memory
+from etude.planning.plan import Plan, make_plan, rank_notes, render
 from etude.planning.recipe import Recipe, Resolved, changes, dump, load, parsed, validated
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement

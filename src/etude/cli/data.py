@@ -20,18 +20,22 @@ from etude.data import editing
 from etude.data.formats.base import FORMATS, ReadOptions, check_format
 from etude.data.formats.opening import open_dataset, scan, shared_fields
 from etude.data.importing import (
+    Facts,
     Pictures,
     check_new,
     export_dataset,
+    folder_size,
     import_dataset,
     is_unfinished,
     remove,
+    render,
+    source_facts,
+    store_facts,
     validate_store,
 )
 from etude.data.sentences import quoted
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.manifest import is_dataset, open_episodes
-from etude.evaluate.dataset import Facts, folder_size, render, source_facts, store_facts
 from etude.evaluate.evaluation import bar
 from etude.planning import recipes
 

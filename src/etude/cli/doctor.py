@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import platform
 import re
@@ -17,15 +16,15 @@ from typing import Literal
 
 import numpy as np
 import torch
-from rich.console import Console
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from etude.cli.options import Reporting, parse, terminal_width
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
-from etude.core.units import duration, size
-from etude.planning.out_of_memory import machine_memory
+from etude.core.output import duration, rendered, size
+from etude.planning.memory import machine_memory
 from etude.planning.recipes import reach
 from etude.runs import file_system, files
 
@@ -284,25 +283,20 @@ def verdict(findings: list[Finding]) -> str:
 
 def render(findings: list[Finding], width: int = 100, color: bool = False) -> str:
     """Tables of the findings and of optional packages that are missing, and the verdict."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
     marks = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]BAD[/]"}
     optional = [finding for finding in findings if finding.state == "optional"]
 
-    def print_table(some: list[Finding], heading: str) -> None:
-        table = Table(box=None, pad_edge=False)
+    def table(some: list[Finding], heading: str) -> Table:
+        made = Table(box=None, pad_edge=False)
         for title in ("", "what", "found", heading):
-            table.add_column(title, vertical="top")
+            made.add_column(title, vertical="top")
         for finding in some:
             cells = (finding.name, finding.found, finding.means)
-            table.add_row(marks.get(finding.state, "-"), *(escape(cell) for cell in cells))
-        console.print(table)
+            made.add_row(marks.get(finding.state, "-"), *(escape(cell) for cell in cells))
+        return made
 
-    print_table(
-        [finding for finding in findings if finding not in optional], "what it means for a run"
-    )
+    needed = [finding for finding in findings if finding not in optional]
+    parts: list[RenderableType] = [table(needed, "what it means for a run")]
     if optional:
-        console.print("\nOptional and not installed:")
-        print_table(optional, "how to add it")
-    console.print(f"\n[bold]{escape(verdict(findings))}[/]")
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+        parts += ["\nOptional and not installed:", table(optional, "how to add it")]
+    return rendered([*parts, f"\n[bold]{escape(verdict(findings))}[/]"], width, color)

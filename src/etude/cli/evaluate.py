@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.api import Run
-from etude.building.executing import silent
+from etude.building.build import silent
 from etude.cli.options import Positional, Reporting, parse, terminal_width
 from etude.cli.target import Trusting, split_run
 from etude.cli.train import say

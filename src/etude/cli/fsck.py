@@ -15,17 +15,17 @@ from pydantic import Field
 from etude.building import resuming
 from etude.cli.options import Positional, Reporting, parse
 from etude.core.errors import EtudeError, UsageError
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.trees import Tree
 from etude.core.user_code import Untrusted
 from etude.data.store import manifest
 from etude.data.store.episodes import EpisodeStore
 from etude.planning.recipe import Recipe, load
 from etude.runs import checkpoint
+from etude.runs.checkpoint import check_part
 from etude.runs.documents import decode_sealed
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder
 from etude.runs.metrics_log import DiskHistory, Marks, is_as_saved, named, parsed, salvage
-from etude.runs.parts import check_part
 
 
 class FsckCommand(Reporting):

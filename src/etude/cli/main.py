@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from etude.cli.verbs import HELP, HELP_ALL, OFTEN, Command, Verbs, lazy, run_verb
-from etude.core import output, progress
+from etude.core import output
 from etude.core.catalogue import RECIPES
 from etude.core.errors import EtudeError, UsageError
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     """Run one command, with errors as sentences on stderr; the exit code."""
     is_first = os.environ.get("RANK", "0") == "0"  # of several ranks only the first prints
-    before = progress.show_on(sys.stderr if is_first else None)
+    before = output.show_on(sys.stderr if is_first else None)
     try:
         return _run_verb(arguments)
     except EtudeError as error:
@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:  # of an output that is not a file of the system
         return 128 + signal.SIGPIPE
     finally:
-        progress.show_on(before)
+        output.show_on(before)
 
 
 def _run_verb(arguments: list[str]) -> int:
@@ -105,7 +105,7 @@ def _run_verb(arguments: list[str]) -> int:
         raise
     except Exception as error:
         from etude.core.explain import explain
-        from etude.planning.out_of_memory import explain_out_of_memory
+        from etude.planning.memory import explain_out_of_memory
 
         with explain_out_of_memory():
             from pydantic import ValidationError

@@ -10,8 +10,8 @@ from etude.api import plan
 from etude.cli.options import Reporting, parse, terminal_width
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.errors import UsageError
-from etude.planning import page
-from etude.planning.out_of_memory import misfits
+from etude.planning.memory import misfits
+from etude.planning.plan import compare_plans, render
 from etude.planning.recipe import Recipe
 from etude.runs.folder import default_path
 
@@ -45,14 +45,14 @@ def run(arguments: list[str]) -> None:
         field, variants = _variants(command.recipe, command.compare)
         plans = [(value, plan(variant, command.measure)) for value, variant in variants]
         documents = {value: plan.to_json() for value, plan in plans}
-        command.show(documents, page.compare(field, plans, width))
+        command.show(documents, compare_plans(field, plans, width))
         return
     if command.time is not None:
         from etude.cli.slices import in_slices, limit_of
 
         limit_of(command.time)  # refuse a wrong limit before the measurement
     planned = plan(command.recipe, command.measure)
-    document, text = planned.to_json(), page.render(planned, width, color=sys.stdout.isatty())
+    document, text = planned.to_json(), render(planned, width, color=sys.stdout.isatty())
     refused, doubtful = misfits(planned.bytes, default_path(planned.recipe, planned.seed))
     document["misfits"] = [*refused, *doubtful]
     text += "".join(f"`etude train` would refuse this here: {sentence}\n" for sentence in refused)

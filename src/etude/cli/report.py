@@ -17,7 +17,7 @@ from etude.compare import reading
 from etude.compare.comparison import Comparison, compare
 from etude.compare.html_page import RunPage, page
 from etude.core.errors import EtudeError, UsageError
-from etude.core.metrics.declared import COUNTERS, EPISODES, Health
+from etude.core.metrics import COUNTERS, EPISODES, Health
 from etude.planning import FREE, recipes
 from etude.planning.recipe import Recipe, metrics_of
 from etude.runs import files

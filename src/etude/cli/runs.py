@@ -12,8 +12,7 @@ from pydantic import Field
 from etude.cli.options import Positional, Reporting, parse
 from etude.compare.inventory import RunEntry, entry
 from etude.core.errors import UsageError
-from etude.core.progress import waiting
-from etude.core.units import size
+from etude.core.output import size, waiting
 from etude.runs.finding import find_runs
 
 DEFAULT = "runs"

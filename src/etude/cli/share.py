@@ -8,12 +8,12 @@ from pathlib import Path
 from pydantic import Field
 
 from etude.api import Run
-from etude.building.executing import silent
+from etude.building.build import silent
 from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting, split_run
 from etude.cli.train import say
 from etude.core.errors import UsageError
-from etude.core.units import size
+from etude.core.output import size
 from etude.planning.loading import chosen_path
 from etude.planning.recipes import digest
 from etude.runs import bundle

@@ -16,12 +16,12 @@ from typing import TypeVar
 from pydantic import Field
 
 from etude.api import plan
-from etude.building.executing import SUMMARY
+from etude.building.build import SUMMARY
 from etude.cli.options import parse, without_options
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core import user_code
 from etude.core.errors import RESUMABLE, NonFinite, UsageError
-from etude.core.units import duration
+from etude.core.output import duration
 from etude.planning.recipes import texts
 from etude.runs import files
 from etude.runs.finding import is_run

@@ -12,7 +12,7 @@ from etude.cli.options import Positional, parse
 from etude.cli.target import Recipe_, Trusting, find_target, with_full_names
 from etude.core.errors import UsageError
 from etude.core.history import History
-from etude.core.metrics.declared import ELAPSED, is_offline, step_of
+from etude.core.metrics import ELAPSED, is_offline, step_of
 from etude.core.ranks import is_first_process
 from etude.evaluate import evaluation
 from etude.evaluate.fresh import step_of as policy_step

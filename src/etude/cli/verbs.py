@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from importlib import import_module
 
 from etude.core.errors import UsageError
-from etude.core.progress import waiting
+from etude.core.output import waiting
 
 Command = Callable[[list[str]], int | None]
 """A command: arguments -> exit code, None for 0."""

@@ -9,14 +9,13 @@ from pathlib import Path
 from pydantic import Field
 
 from etude.api import Run, resume, train
-from etude.building.executing import Say, silent
+from etude.building.build import Say, silent
 from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting
 from etude.cli.train import say
 from etude.core.errors import UsageError
-from etude.core.progress import waiting
+from etude.core.output import size, waiting
 from etude.core.trees import Tree
-from etude.core.units import size
 from etude.planning.recipe import Recipe, digest, parsed
 from etude.runs import bundle
 from etude.runs.folder import NOT_EXACT, default_path

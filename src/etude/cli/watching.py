@@ -19,17 +19,16 @@ from pydantic import BeforeValidator, Field, FiniteFloat, SerializeAsAny
 from etude.api import Run
 from etude.cli.options import Positional, parse
 from etude.cli.target import Trusting, env_config
-from etude.core.abilities import ability
 from etude.core.catalogue import RECIPES
 from etude.core.config import Config
-from etude.core.contracts import BatchEnv
+from etude.core.contracts import BatchEnv, ability
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.envs.config import ENVS, EnvConfig
-from etude.envs.mujoco import windows
+from etude.envs.mujoco import rendering
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.offscreen import NoPictures
+from etude.envs.mujoco.rendering import NoPictures
 from etude.evaluate import film, fresh
 from etude.evaluate.footage import footage
 from etude.evaluate.playing import RANDOM, ZERO, Episode, Player, actor, hold, watch
@@ -86,7 +85,7 @@ class Watching(Config):
         simulated = player.simulated
         assert simulated is not None, "check_shown refuses other environments"
         if not self.web:
-            return windows.ScreenWindow(simulated)
+            return rendering.ScreenWindow(simulated)
         window = browser_window(simulated, title, self.port)
         print(f"{title}: {window.url} (for this machine only; Ctrl+C stops)", flush=True)
         return window
@@ -146,7 +145,7 @@ def play(recipe: Recipe, path: Path, command: PlayCommand) -> int:
     task = env_with_sentence(recipe.task, path)
     env = command.environment(task)
     check_shown(env, task, instead)
-    if not command.web and not windows.has_screen():
+    if not command.web and not rendering.has_screen():
         raise UsageError(
             "There is no screen here to open MuJoCo's viewer on. --web shows it in a browser. "
             + instead()
@@ -177,7 +176,7 @@ def run_demo(arguments: list[str]) -> int:
     print(f"{recipe.name}: a policy of `etude train {recipe.name}`, after {steps}.", flush=True)
     if command.film is not None:
         return _film_demo(command, recipe, Path(command.film))
-    if command.web or windows.has_screen():
+    if command.web or rendering.has_screen():
         open_browser, command = not command.web, command.model_copy(update={"web": True})
         player = _demo_player(command, recipe, recipe.task.for_evaluation())
         return command.watch(player, f"{recipe.name}, trained policy", open_browser)

@@ -1,21 +1,24 @@
-"""Comparison of groups of runs over seeds: curves, final scores, probability of improvement."""
+"""Comparison of groups of runs over seeds: curves, final scores, probability of improvement.
+
+Scores are arrays [..., num_runs, num_tasks]. Intervals are those of Agarwal et al. (2021): the
+bootstrap draws runs with replacement for each task separately (stratified); ends are percentiles.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from etude.compare.reading import RunRecord, key_of, printable, shown
 from etude.core.errors import UsageError
-from etude.core.metrics import statistics
-from etude.core.metrics.statistics import Estimate, Scores
 from etude.training.logs.curves import number
 
 SUCCESS, RETURN = "eval/success_rate", "eval/mean_reward"
@@ -96,10 +99,9 @@ class Comparison:
 
     def pairs(self) -> list[tuple[Group, Group, Estimate]]:
         """(a, b, probability that a run of a scores higher than one of b) of every two groups."""
-        improvement = statistics.probability_of_improvement
+        improvement = probability_of_improvement
         return [
-            (a, b, statistics.estimate(improvement, a.final, b.final))
-            for a, b in combinations(self.groups, 2)
+            (a, b, estimate(improvement, a.final, b.final)) for a, b in combinations(self.groups, 2)
         ]
 
 
@@ -331,3 +333,78 @@ def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
             "for an interval to mean much: etude train RECIPE --seeds 5."
         )
     return tuple(notes)
+
+
+Scores = npt.NDArray[np.float64]
+
+DRAWS = 50_000
+"""Bootstrap samples per interval."""
+CONFIDENCE = 0.95
+_BLOCK = 1 << 21
+"""Numbers drawn at once, a bound on memory."""
+
+
+class Estimate(NamedTuple):
+    """A statistic and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def iqm(scores: Scores) -> Any:
+    """Interquartile mean over runs and tasks, [...]: cuts off a quarter of the scores, rounded
+    down, at either end."""
+    flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
+    cut = flat.shape[-1] // 4
+    return flat[..., cut : flat.shape[-1] - cut].mean(axis=-1)
+
+
+def mean(scores: Scores) -> Any:
+    """The mean over runs and tasks, [...]."""
+    return scores.mean(axis=(-2, -1))
+
+
+def probability_of_improvement(x: Scores, y: Scores) -> Any:
+    """Probability that a run of x scores higher than one of y on the same task, mean over tasks,
+    [...]. Equal scores count half."""
+    ours, theirs = x[..., :, None, :], y[..., None, :, :]
+    return ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(-3, -2, -1))
+
+
+def estimate(
+    statistic: Callable[..., Any], *samples: Scores, draws: int = DRAWS, seed: int = 0
+) -> Estimate:
+    """A statistic of samples [num_runs, num_tasks] with its interval; samples are drawn
+    independently. The same seed gives the same interval."""
+    generator = np.random.default_rng(seed)
+    pairs = float(np.prod([sample.shape[0] for sample in samples])) * samples[0].shape[1]
+    block = max(int(_BLOCK / max(pairs, 1.0)), 1)
+    found = []
+    for start in range(0, draws, block):
+        count = min(block, draws - start)
+        drawn = [_drawn(generator, sample, count) for sample in samples]
+        found.append(statistic(*drawn))
+    low, high = percentiles(np.concatenate(found))
+    return Estimate(float(statistic(*samples)), float(low), float(high))
+
+
+def band(values: Scores, draws: int = 2000, seed: int = 0) -> tuple[Scores, Scores, Scores]:
+    """(interquartile mean, low, high), each [num_points], of curves [num_runs, num_points]."""
+    runs, points = values.shape
+    index = np.random.default_rng(seed).integers(0, runs, (draws, runs))
+    edges = np.array([percentiles(iqm(values[index, k][..., None])) for k in range(points)])
+    return iqm(values.T[..., None]), edges[:, 0], edges[:, 1]
+
+
+def percentiles(values: Scores) -> Scores:
+    """Low and high end of the interval with `CONFIDENCE` of the values, [2]."""
+    outside = 50.0 * (1.0 - CONFIDENCE)
+    ends: Scores = np.percentile(values, [outside, 100.0 - outside])
+    return ends
+
+
+def _drawn(generator: np.random.Generator, sample: Scores, count: int) -> Scores:
+    runs, tasks = sample.shape
+    index = generator.integers(0, runs, (count, runs, tasks))
+    return sample[index, np.arange(tasks)]

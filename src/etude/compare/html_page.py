@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,9 @@ from markupsafe import Markup
 from etude.compare import outputs
 from etude.compare.comparison import Comparison
 from etude.compare.reading import RunRecord, printable
-from etude.core.metrics.declared import ELAPSED, Metrics, Warning, chart_values, numbers, step_of
+from etude.core.metrics import ELAPSED, Metrics, Warning, chart_values, numbers, step_of
 from etude.evaluate.charts import COLORS
+from etude.runs import files
 from etude.runs.folder import PLAN, RECIPE
 from etude.training.logs.curves import duration
 
@@ -279,10 +279,8 @@ def _bytes(path: Path, most: int | None) -> bytes | None:
     Symbolic links are not followed.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as stream:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or (most is not None and status.st_size > most):
+        with files.open_regular(path) as stream:
+            if most is not None and os.fstat(stream.fileno()).st_size > most:
                 return None
             return stream.read(_TEXT + 1 if most is None else most)
     except OSError:

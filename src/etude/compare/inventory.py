@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from etude.core.metrics.declared import numbers, step_of
+from etude.core.metrics import numbers, step_of
+from etude.runs import files
+from etude.runs.file_system import is_locked
 from etude.runs.finding import disk_bytes, last_modified
-from etude.runs.lock import is_locked
 
 State = Literal["running", "finished", "stopped", "failed"]
 _STEP = re.compile(r"[0-9]{12,}")
@@ -113,11 +114,7 @@ def _total(plan: Path) -> int | None:
 
 def _start(file: Path, size: int = 4096) -> str:
     """The start of a text file; symbolic links are not followed."""
-    with suppress(OSError):
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with os.fdopen(os.open(file, flags), "rb") as stream:
-            return stream.read(size).decode(errors="replace")
-    return ""
+    return files.read_start(file, size).decode(errors="replace")
 
 
 def _field(text: str, name: str) -> str:
@@ -144,8 +141,7 @@ def _read_end(file: Path) -> tuple[dict[str, Any], str, float | None]:
 
 def _rows_from_end(file: Path) -> Iterator[dict[str, Any]]:
     """Rows of metrics.jsonl from the end, of its last megabytes."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with suppress(OSError), os.fdopen(os.open(file, flags), "rb") as stream:
+    with suppress(OSError), files.open_regular(file) as stream:
         end = stream.seek(0, os.SEEK_END)
         start, rest = end, b""
         while start > max(end - _MOST, 0):

@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from etude.compare.comparison import Comparison, Group
+from etude.compare import comparison
+from etude.compare.comparison import Comparison, Estimate, Group
 from etude.compare.reading import printable
-from etude.core.metrics import statistics
-from etude.core.metrics.statistics import Estimate
 from etude.evaluate.charts import COLORS, FAINT, drawn, steps_text
 from etude.training.logs.curves import EIGHTHS, duration
 
@@ -44,13 +43,13 @@ def to_json(it: Comparison) -> dict[str, Any]:
 
 
 def _group(it: Comparison, group: Group) -> dict[str, Any]:
-    middle, low, high = statistics.band(group.values)
+    middle, low, high = comparison.band(group.values)
     runs = zip(group.runs, group.final[:, 0], group.reached, strict=True)
     document: dict[str, Any] = {
         "group": group.letter,
         "label": group.label,
-        "iqm": statistics.estimate(statistics.iqm, group.final)._asdict(),
-        "mean": statistics.estimate(statistics.mean, group.final)._asdict(),
+        "iqm": comparison.estimate(comparison.iqm, group.final)._asdict(),
+        "mean": comparison.estimate(comparison.mean, group.final)._asdict(),
         "standard_deviation": float(group.final.std(ddof=1)) if len(group.runs) > 1 else None,
         "runs": [
             {
@@ -120,9 +119,9 @@ def _scores(it: Comparison, width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
     table.add_column("group", overflow="fold", min_width=12)
-    best = max(it.groups, key=lambda group: float(statistics.iqm(group.final)))
+    best = max(it.groups, key=lambda group: float(comparison.iqm(group.final)))
     for index, group in enumerate(it.groups):
-        iqm = statistics.estimate(statistics.iqm, group.final)
+        iqm = comparison.estimate(comparison.iqm, group.final)
         spread = f"{it.score(iqm.low)} to {it.score(iqm.high)}"
         cells = {"runs": str(len(group.runs))}
         if width >= _WIDE:
@@ -152,7 +151,7 @@ def _reached(group: Group) -> list[str]:
 
 def _spark(it: Comparison, group: Group) -> str:
     """The curve of a group in characters, on the same scale as the other groups."""
-    curves = [statistics.iqm(each.values.T[..., None]) for each in it.groups]
+    curves = [comparison.iqm(each.values.T[..., None]) for each in it.groups]
     low, high = (0.0, 1.0) if it.is_share else (min(map(min, curves)), max(map(max, curves)))
     middle = curves[it.groups.index(group)]
     at = np.linspace(group.steps[0], group.steps[-1], _CURVE)
@@ -215,12 +214,12 @@ def _draw(figure: Any, it: Comparison) -> None:
     scores.set_xlim(-0.5, len(it.groups) - 0.5)
     for index, group in enumerate(it.groups):
         color = COLORS[index % len(COLORS)]
-        middle, low, high = statistics.band(group.values)
+        middle, low, high = comparison.band(group.values)
         count = f"{len(group.runs)} run{'s' if len(group.runs) > 1 else ''}"
         label = printable(f"{group.name}, {count}")[:110]
         marker = "" if len(group.steps) > 1 else "o"
         curves.plot(group.steps, middle, marker=marker, linewidth=2, color=color, label=label)
-        found, error = statistics.estimate(statistics.iqm, group.final, draws=10_000), None
+        found, error = comparison.estimate(comparison.iqm, group.final, draws=10_000), None
         if len(group.runs) > 1:
             curves.fill_between(group.steps, low, high, color=color, alpha=0.18, linewidth=0)
             error = [[found.value - found.low], [found.high - found.value]]

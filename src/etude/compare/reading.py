@@ -14,7 +14,7 @@ import yaml
 
 from etude.core.errors import Damaged, UsageError
 from etude.core.history import Row, Thinned
-from etude.core.metrics.declared import ELAPSED, is_offline, numbers, step_of
+from etude.core.metrics import ELAPSED, is_offline, numbers, step_of
 from etude.planning import FREE
 from etude.runs.folder import METRICS, RECIPE, RunFolder
 from etude.runs.metrics_log import DiskHistory
@@ -84,8 +84,9 @@ def find(texts: Sequence[str]) -> list[Path]:
         if not chosen and is_pattern:
             raise UsageError(f"There is no run that matches '{text}'.")
         if not chosen and not (len(texts) > 1 and matches[0].is_file()):
-            hint = "" if matches[0].exists() else " Check the path."
-            raise UsageError(f"{text} is not a run and holds none.{hint}")
+            if not matches[0].exists():
+                raise UsageError(f"There is no run {text}. Check the path.")
+            raise UsageError(f"{text} is not a run and holds none.")
         found += chosen
     if not found:
         raise UsageError("There is no run among these: name folders of runs.")

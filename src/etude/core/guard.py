@@ -20,8 +20,17 @@ from weakref import WeakSet
 
 import numpy as np
 
-from etude.core.abilities import EnvWrapper, Interruptible, Located, Restarts, ability
-from etude.core.contracts import Array, BatchEnv, Observations, StepResult
+from etude.core.contracts import (
+    Array,
+    BatchEnv,
+    EnvWrapper,
+    Interruptible,
+    Located,
+    Observations,
+    Restarts,
+    StepResult,
+    ability,
+)
 from etude.core.errors import EtudeError, Exit, UsageError, raise_exited, refuse_exits
 from etude.core.keys import Key
 from etude.core.trees import Tree

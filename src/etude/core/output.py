@@ -1,14 +1,21 @@
-"""Standard output and error that never end a run, and notices about outputs that failed.
+"""Output of commands: streams that never end a run, notices, progress of slow work, units.
 
 The reader of a run's output may go away (`| head`), stop reading (a pager, a stopped terminal), or
 be a full disk. `nonblocking_output` replaces both streams by an `OutputStream`, which neither
 raises nor waits. `notices` reports each failure once, and also writes it to the run's folder, for
 a user who looks hours later.
+
+Slow work is named by `with waiting("compiling the model"):`. Nothing is printed unless a program
+calls `show_on`; then work that takes more than two seconds is shown until it ends: in a terminal on
+a line that is erased afterwards, elsewhere by a line every half minute.
 """
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
+import math
 import os
 import select
 import signal
@@ -17,8 +24,9 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -250,3 +258,181 @@ def nonblocking_output(strict: bool) -> Iterator[None]:
             _open[:] = [outlet for outlet in _open if outlet not in put]
             for name, stream in before.items():
                 setattr(sys, name, stream)
+
+
+SLOW = 2.0
+"""Seconds after which work is shown."""
+INTERVAL = 30.0
+"""Seconds before the first line and between lines, without a terminal."""
+_ERASE = "\r\x1b[K"
+
+
+@dataclass(eq=False)
+class Wait:
+    """Work in progress."""
+
+    text: str
+    """Name of the work, for example "evaluating"."""
+    total: int = 0
+    """Amount of work; 0 if unknown."""
+    unit: str = ""
+    done: int = 0
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def words(self) -> str:
+        """Progress in words, for example "evaluating: 37 of 100 episodes, 12 s"."""
+        counted = f": {self.done:,} of {self.total:,} {self.unit}" if self.total else ""
+        return f"{self.text}{counted}, {self.seconds:.0f} s"
+
+
+class _Display:
+    """The stream on which waits are shown, and its current line."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.waits: list[Wait] = []
+        self.stream: TextIO | None = None
+        self.thread: threading.Thread | None = None
+        self.line = ""
+        self.printed: dict[str, float] = {}
+
+    def begin(self, wait: Wait) -> None:
+        with self.lock:
+            self.waits.append(wait)
+            if self.stream is not None and self.thread is None:
+                self.thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+                self.thread.start()
+
+    def end(self, wait: Wait) -> None:
+        with self.lock:
+            self.waits.remove(wait)
+            self.erase()
+
+    def erase(self) -> None:
+        with self.lock:
+            if self.line and self.stream is not None:
+                _write(self.stream, _ERASE)
+            self.line = ""
+
+    def _watch(self) -> None:
+        """Show slow work, four times a second."""
+        while True:
+            time.sleep(0.25)
+            with self.lock:
+                if self.stream is not None and (slow := current()) and slow.seconds >= SLOW:
+                    self._show(self.stream, slow)
+
+    def _show(self, stream: TextIO, wait: Wait) -> None:
+        if stream.isatty():
+            if wait.words() != self.line:
+                self.line = wait.words()
+                _write(stream, f"{_ERASE}{self.line}")
+        elif min(wait.seconds, self._since(wait)) >= INTERVAL:
+            self.printed[wait.text] = time.monotonic()
+            _write(stream, f"{wait.words()} ...\n")
+
+    def _since(self, wait: Wait) -> float:
+        """Seconds since the last line for work of the same name."""
+        return time.monotonic() - self.printed.get(wait.text, -math.inf)
+
+
+_display = _Display()
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with suppress(OSError, ValueError):  # The terminal may be gone.
+        stream.write(text)
+        stream.flush()
+
+
+@contextmanager
+def waiting(text: str, total: int = 0, unit: str = "") -> Iterator[Wait]:
+    """Name the work in the `with` block; with a total, any thread may set `done`."""
+    wait = Wait(text, total, unit)
+    _display.begin(wait)
+    try:
+        yield wait
+    finally:
+        _display.end(wait)
+
+
+def current() -> Wait | None:
+    """The innermost work in progress; work with a total first."""
+    with _display.lock:
+        counted = (wait for wait in reversed(_display.waits) if wait.total)
+        return next(counted, _display.waits[-1] if _display.waits else None)
+
+
+def show_on(stream: TextIO | None) -> TextIO | None:
+    """Show slow work on a stream, or not at all; returns the previous stream."""
+    with _display.lock:
+        _display.erase()
+        before, _display.stream = _display.stream, stream
+        return before
+
+
+def erase() -> None:
+    """Erase the line in the terminal, before other output is printed."""
+    _display.erase()
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(count: float) -> str:
+    """Format bytes: 524 B, 1.4 MiB."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:,.0f} {_UNITS[unit]}" if unit == 0 else f"{count:,.1f} {_UNITS[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: 41.0 s, 3 min 20 s, 5 h 12 min, 12 d 3 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for upper, lower, high, low in ((3600, 60, "min", "s"), (86400, 3600, "h", "min")):
+        if seconds < upper:
+            rest = int(seconds % lower) if low == "s" else int(seconds % lower) // 60
+            return f"{int(seconds // lower)} {high} {rest} {low}"
+    return f"{int(seconds // 86400)} d {int(seconds % 86400) // 3600} h"
+
+
+def amount(count: int, what: str) -> str:
+    """Format a count with its unit: 1 cycle, 2,048 cycles."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def rendered(parts: Iterable[Any], width: int = 100, color: bool = False) -> str:
+    """Lines and tables of `rich` as a text."""
+    from rich.console import Console  # only commands that print tables load it
+
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def new_table(*columns: str, left: Sequence[str] = (), **options: Any) -> Any:
+    """An empty table; the first column and those of `left` are aligned to the left."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", **options)
+    for index, name in enumerate(columns):
+        if not index or name in left:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()

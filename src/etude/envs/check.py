@@ -14,7 +14,7 @@ import numpy as np
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
 from etude.core.errors import EtudeError, describe_error
 from etude.core.keys import Key
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.trees import digest, leaves
 from etude.envs.probe import play, presence, random_actions
 

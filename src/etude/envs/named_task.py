@@ -8,8 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from etude.core.abilities import EnvWrapper
-from etude.core.contracts import BatchEnv, Exactness
+from etude.core.contracts import BatchEnv, EnvWrapper, Exactness
 from etude.core.errors import EtudeError, UsageError, describe_error, exits_as_errors
 from etude.core.explain import explain
 from etude.core.keys import Key

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from etude.core.abilities import AbsentAgents, ability
-from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
+from etude.core.contracts import AbsentAgents, Array, BatchEnv, Exactness, StepResult, ability
 from etude.core.errors import EtudeError, Exited, UsageError, describe_error
 from etude.core.guard import Hung, Supervisor, supervised
 from etude.core.keys import Key
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.trees import Tree, digest
 from etude.envs.adapters import object_state
 from etude.envs.config import EnvConfig

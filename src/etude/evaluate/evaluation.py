@@ -20,8 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from etude.core import code_hashes
-from etude.core import progress as waits
+from etude.core import output as waits
+from etude.core import user_code
 from etude.core.catalogue import load_attribute
 from etude.core.errors import EtudeError, UsageError
 from etude.evaluate import OFFLINE, fresh
@@ -132,7 +132,7 @@ def _changed_code(recipe: Recipe, path: Path) -> list[str]:
         was = RunFolder(path).manifest().get("code", {})
     except EtudeError:  # damaged, or a policy that was copied out of its run
         return []
-    return code_hashes.differing(was, code_hashes.compute_hashes(code_roots(recipe)))
+    return user_code.differing(was, user_code.compute_hashes(code_roots(recipe)))
 
 
 def film_report(

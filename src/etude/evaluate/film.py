@@ -20,18 +20,16 @@ import mujoco
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
-from etude.core.abilities import Pictured, ability
-from etude.core.contracts import Array, BatchEnv
+from etude.core.contracts import Array, BatchEnv, Pictured, ability
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.data.motion import library
 from etude.data.motion.clips import Clip
-from etude.envs.mujoco import offscreen
+from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import dressed
-from etude.envs.recorder import Recording
 from etude.envs.robots.humanoid import CAMERA, CONTROL_RATE, humanoid_spec
-from etude.evaluate.footage import Footage, Simulated, Size, can_film, footage, recorder
+from etude.evaluate.footage import Footage, Recording, Simulated, Size, can_film, footage, recorder
 from etude.evaluate.fresh import FreshEpisodes, load
 from etude.planning.recipe import Recipe
 from etude.rollout.group import evaluate
@@ -97,7 +95,7 @@ def check_tools(mp4: bool = True) -> None:
     if mp4:
         _ffmpeg()
     # Read by Gymnasium, whose own choice is a screen.
-    os.environ.setdefault("MUJOCO_GL", offscreen.backend())
+    os.environ.setdefault("MUJOCO_GL", rendering.backend())
 
 
 def check_file(path: Path) -> None:

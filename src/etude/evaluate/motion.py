@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from etude.core.units import csv_text, new_table
+from etude.core.output import csv_text, new_table
 from etude.data.motion.metrics import ERRORS, by_motion, only_successes
 from etude.evaluate.fresh import FreshEpisodes
 

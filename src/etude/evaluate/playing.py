@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from etude.core.abilities import Pictured, ability
-from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations
+from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations, Pictured, ability
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.commands import VelocityCommand

@@ -23,9 +23,9 @@ from etude.data.importing import Pictures, Tick, finish, new_store
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.geometry import OBS
 from etude.data.store.labels import Labels
-from etude.envs.mujoco import offscreen
+from etude.envs.mujoco import rendering
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.pictures import IMAGE, QuickCamera
+from etude.envs.mujoco.rendering import IMAGE, QuickCamera
 from etude.envs.mujoco.task import PROGRESS, SIMULATION, TARGET, Actor, Demonstration
 from etude.evaluate.playing import load_actor
 from etude.planning.recipe import Recipe
@@ -302,7 +302,7 @@ class Renderers:
     """Worker processes that draw pictures, each with a camera."""
 
     def __init__(self, recipe: Recipe, size: int, workers: int) -> None:
-        offscreen.backend()  # raises before a worker would
+        rendering.backend()  # raises before a worker would
         self._workers = workers
         # Spawned: OpenGL and MuJoCo's threads do not survive a fork.
         context = multiprocessing.get_context("spawn")

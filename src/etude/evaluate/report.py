@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.core.contracts import KINDS, Array
-from etude.core.units import csv_text, new_table, rendered
+from etude.core.output import csv_text, new_table, rendered
 from etude.evaluate.fresh import FreshEpisodes
 from etude.runs import files
 from etude.training.evaluation import summarise

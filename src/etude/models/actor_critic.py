@@ -12,8 +12,7 @@ from torch import nn
 
 from etude.core.contracts import Action, Array
 from etude.core.trees import Tree
-from etude.models.distributions import Categoricals, DiagonalGaussian, SquashedGaussian
-from etude.models.networks import Mlp
+from etude.models.networks import Categoricals, DiagonalGaussian, Mlp, SquashedGaussian
 from etude.models.policies import BasePolicy, BasePolicyConfig, Features, PolicyConfig
 
 

@@ -14,10 +14,8 @@ from torch import nn
 
 from etude.core.contracts import Action, Array
 from etude.core.trees import Tree
-from etude.models.distributions import DiagonalGaussian
 from etude.models.encoders import ImageEncoders
-from etude.models.networks import Mlp
-from etude.models.normalise import Normaliser
+from etude.models.networks import DiagonalGaussian, Mlp, Normaliser
 from etude.models.policies import BasePolicy, Features, PolicyConfig
 
 LOG_STD_RANGE = (-20.0, 2.0)

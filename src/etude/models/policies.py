@@ -20,8 +20,7 @@ from etude.core.keys import Key
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.models import CLASSES
-from etude.models.networks import EncoderConfig, Layers, Units, is_image, make_generator
-from etude.models.normalise import Normaliser
+from etude.models.networks import EncoderConfig, Layers, Normaliser, Units, is_image, make_generator
 
 if TYPE_CHECKING:
     from etude.models.encoders import ImageEncoders
@@ -211,7 +210,7 @@ class BasePolicy(nn.Module, ABC):
         )
         _check_raw(config.raw, self.vectors)
         if config.action_mask is not None:
-            from etude.models.distributions import mask_spec
+            from etude.models.networks import mask_spec
 
             self.observations[config.action_mask] = mask_spec(
                 config.action_mask, observations, action

@@ -18,8 +18,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.models.encoders import default_observations, make_encoder, stack_channels
-from etude.models.networks import EncoderConfig, Layers, Mlp, is_image, make_generator
-from etude.models.normalise import Normaliser
+from etude.models.networks import EncoderConfig, Layers, Mlp, Normaliser, is_image, make_generator
 from etude.models.rebuilding import Contract, rebuild
 
 CONTRACT_FORMAT, CONTRACT_KIND = 2, "reward"

@@ -12,7 +12,7 @@ import yaml
 
 from etude.core.config import Config
 from etude.core.errors import EtudeError, UsageError
-from etude.core.metrics.declared import numbers, step_of
+from etude.core.metrics import numbers, step_of
 from etude.core.trees import Tree
 from etude.data.sentences import vector_of
 from etude.envs.config import EnvConfig

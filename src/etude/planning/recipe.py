@@ -20,7 +20,7 @@ from etude.core.config import SECONDS, Config
 from etude.core.contracts import Algorithm, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import COUNTERS, EPISODES, Metrics
+from etude.core.metrics import COUNTERS, EPISODES, Metrics
 from etude.core.ranks import ALONE, Ranks
 from etude.core.registry import Registry
 from etude.core.trees import Tree

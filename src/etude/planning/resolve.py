@@ -11,14 +11,14 @@ from etude.core.contracts import BatchEnv, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.guard import Supervisor, supervised
 from etude.core.keys import Key
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.envs.config import ENVS
 from etude.models.policies import POLICIES, BasePolicy, make_policy
 from etude.planning.loading import recipe_with_sentence
-from etude.planning.out_of_memory import check_policy_size
+from etude.planning.memory import check_policy_size
 from etude.planning.recipe import ALGORITHMS, REWARDS, Inputs, Recipe, Resolved
 from etude.rollout.group import Group
 from etude.rollout.local import COLLECTORS

@@ -27,7 +27,7 @@ from etude.core.config import Config
 from etude.core.contracts import Array, BatchMetrics, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Curve, Metric, Metrics
+from etude.core.metrics import Column, Curve, Metric, Metrics
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.data.store.views import EpisodesOf, Windows

@@ -31,13 +31,13 @@ from etude.core.config import AbsolutePath
 from etude.core.contracts import BatchMetrics, EnvSpec, Fragment, Observations
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Curve, Metric, Metrics
+from etude.core.metrics import Column, Curve, Metric, Metrics
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.data.segments import SegmentBuffer, SegmentGeometry, join, non_finite
 from etude.models.actor_critic import ActorCritic, Memory
 from etude.models.imitation import action_errors
-from etude.models.normalise import merge_all
+from etude.models.networks import merge_all
 from etude.models.policies import BasePolicy, Features, map_features
 from etude.models.rebuilding import policy_from_contract
 from etude.planning.loading import policy_parts

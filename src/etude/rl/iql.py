@@ -26,7 +26,7 @@ from pydantic import Field
 
 from etude.core.clock import Clock
 from etude.core.contracts import Broadcast
-from etude.core.metrics.declared import Column, Metric, Metrics
+from etude.core.metrics import Column, Metric, Metrics
 from etude.core.trees import Tree
 from etude.data.returns import td_targets
 from etude.models.actors import DeterministicPolicy

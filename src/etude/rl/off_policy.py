@@ -35,7 +35,7 @@ from etude.core.clock import Clock, Interval, Loops
 from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
+from etude.core.metrics import Column, Curve, Health, Metric, Metrics, Warning
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
 from etude.data.segments import BufferSpec, Ratio, SegmentBuffer, check_division, check_finite
@@ -43,7 +43,7 @@ from etude.data.store.episodes import EpisodeStore, StoreGeometry
 from etude.data.store.geometry import LANES, store_specs
 from etude.models.actors import Actor, Critics
 from etude.models.encoders import random_shift
-from etude.models.normalise import merge_all
+from etude.models.networks import merge_all
 from etude.models.policies import Features, make_policy
 from etude.planning import memory
 from etude.planning.recipe import (

@@ -19,8 +19,13 @@ from etude.data.sentences import TASK, quoted, vector_of
 from etude.data.store.episodes import StoreGeometry
 from etude.data.store.files import DESCRIPTION
 from etude.data.store.manifest import MANIFEST, Episodes, is_dataset
-from etude.data.store.tasks import geometry_with_task, open_with_task, sentences_in, sentences_of
-from etude.data.store.views import EpisodesOf
+from etude.data.store.views import (
+    EpisodesOf,
+    geometry_with_task,
+    open_with_task,
+    sentences_in,
+    sentences_of,
+)
 from etude.models.encoders import default_observations
 from etude.models.policies import make_policy
 from etude.planning.recipe import (

@@ -35,7 +35,7 @@ from pydantic import Field
 from etude.core.clock import Clock
 from etude.core.contracts import Array, BatchMetrics, Fragment, Observations
 from etude.core.keys import Key
-from etude.core.metrics.declared import (
+from etude.core.metrics import (
     RECENT,
     Column,
     Curve,
@@ -50,7 +50,7 @@ from etude.core.trees import Tree
 from etude.data import returns
 from etude.data.segments import SegmentBuffer, SegmentGeometry, join, non_finite
 from etude.models.actor_critic import ActorCritic, Memory
-from etude.models.normalise import RewardScaler, merge_all, merge_moments
+from etude.models.networks import RewardScaler, merge_all, merge_moments
 from etude.models.policies import Features, map_features
 from etude.rl.base import AdaptiveRate, Finding, NetworkOptimizer, PolicyAlgorithm
 from etude.rl.on_policy import Minibatch, OnPolicyConfig, Shard, policy_inputs, to_segments

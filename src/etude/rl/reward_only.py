@@ -19,13 +19,12 @@ from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Metric, Metrics
+from etude.core.metrics import Column, Metric, Metrics
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.data.store.episodes import StoreGeometry
 from etude.data.store.manifest import Episodes
-from etude.data.store.tasks import open_with_task
-from etude.data.store.views import EpisodesOf
+from etude.data.store.views import EpisodesOf, open_with_task
 from etude.models.reward_networks import RewardNetwork, make_reward_network
 from etude.planning.recipe import Inputs, Learner, PlanSection, Recipe, Resolved
 from etude.rl import offline

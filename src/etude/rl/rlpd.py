@@ -30,8 +30,7 @@ from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.data.returns import td_targets
 from etude.data.store.manifest import open_episodes
-from etude.data.store.tasks import open_with_task
-from etude.data.store.views import EpisodesOf
+from etude.data.store.views import EpisodesOf, open_with_task
 from etude.models.actors import Critics
 from etude.models.policies import Features
 from etude.planning.recipe import Recipe, Resolved, RewardsSection

@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 
 from etude.core.errors import NonFinite
-from etude.core.metrics.declared import Column, Curve, Metric, Metrics
+from etude.core.metrics import Column, Curve, Metric, Metrics
 from etude.core.trees import Tree
 from etude.data.returns import td_targets
 from etude.models.actors import SquashedPolicy

@@ -19,7 +19,7 @@ from etude.core.contracts import Array, Observations
 from etude.core.keys import Key
 from etude.data.store.episodes import EpisodeStore, Transitions
 from etude.data.store.views import EpisodesOf
-from etude.models.normalise import moments
+from etude.models.networks import moments
 from etude.models.policies import BasePolicy
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-from etude.core.code_hashes import differing
 from etude.core.contracts import Broadcast, Fragment, Snapshot
 from etude.core.errors import EtudeError
 from etude.core.trees import Tree, copy_arrays, num_bytes
+from etude.core.user_code import differing
 from etude.data.segments import fill
 from etude.rollout.host import Answer, Failure, Hello, Task, packed
 from etude.rollout.local import Closed, group_snapshots, group_state

@@ -11,29 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.core.abilities import (
-    AbsentAgents,
-    Bounded,
-    FollowsCurriculum,
-    Restarts,
-    TimedPhysics,
-    ability,
-)
 from etude.core.contracts import (
+    AbsentAgents,
     Array,
     BatchEnv,
+    Bounded,
     EnvSpec,
     Finals,
+    FollowsCurriculum,
     Fragment,
     Observations,
     Policy,
+    Restarts,
     Snapshot,
     StepResult,
+    TimedPhysics,
+    ability,
 )
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays
-from etude.models.normalise import moments
+from etude.models.networks import moments
 
 
 class Inference:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from etude.core.code_hashes import compute_hashes
 from etude.core.contracts import BatchEnv, Broadcast, Fragment, Policy, Snapshot
 from etude.core.errors import EtudeError, NonFinite, describe_error
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest, map_arrays
+from etude.core.user_code import compute_hashes
 from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.rollout.group import Group
 from etude.rollout.local import Workers
@@ -42,7 +42,7 @@ class Blueprint:
     """The collector's key; group g has `key.child("group", g)`."""
     threads: int
     code: tuple[str, ...] = ()
-    """Where the run's own code begins, see `etude.core.code_hashes.compute_hashes`."""
+    """Where the run's own code begins, see `etude.core.user_code.compute_hashes`."""
 
     def new_part(self) -> Fragment:
         """Allocate the fragment of one group."""

@@ -136,7 +136,7 @@ class CollectorConfig(Config):
         """Construct the collector of the groups `local` of this rank; it closes the workers.
 
         buffers: filled in turn. exact: whether a run of these environments resumes bit for bit.
-        code: where the run's own code begins, see `etude.core.code_hashes.compute_hashes`.
+        code: where the run's own code begins, see `etude.core.user_code.compute_hashes`.
         """
         views = [[b.part(self.part(g)) for g in local] for b in buffers]
         envs = [make_env() for _ in local]

@@ -18,7 +18,7 @@ from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree, is_array
 from etude.runs import checkpoint, files
 from etude.runs.documents import decode_sealed, encode_sealed
-from etude.runs.lock import Lock
+from etude.runs.file_system import Lock
 from etude.runs.metrics_log import MetricsLog, Say
 
 RECIPE, MANIFEST, METRICS = "recipe.yaml", "manifest.json", "metrics.jsonl"
@@ -113,6 +113,8 @@ class RunFolder:
         """Open an existing run; `write=True` locks it for this process."""
         run = cls(path)
         if not (run.recipe.is_file() or run.checkpoints.is_dir()):
+            if not run.path.exists():
+                raise UsageError(f"There is no run {run.path}. Check the path.")
             inside = max(run.path.glob(f"*/{RECIPE}"), default=None)
             hint = f"It contains runs, for example {inside.parent}" if inside else "Check the path"
             raise UsageError(f"{run.path} is not a run: it has no {RECIPE}. {hint}.")

@@ -51,7 +51,7 @@ def collect(
 
     exactness: the plan's statement. threads: the recipe's thread counts. project: folder of the git
     repository, by default the current one. ranks: number of learner processes. recipe: its digest.
-    model: hash of the simulated model. code: see `etude.core.code_hashes`. notes: the plan's notes
+    model: hash of the simulated model. code: see `etude.core.user_code`. notes: the plan's notes
     about the environment.
     """
     return {

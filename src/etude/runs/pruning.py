@@ -23,9 +23,9 @@ import yaml
 
 from etude.core.errors import EtudeError
 from etude.runs import checkpoint, files
+from etude.runs.file_system import is_locked
 from etude.runs.finding import disk_bytes, find_unfinished, last_modified
 from etude.runs.folder import MANIFEST, METRICS, RECIPE, RunFolder, find_foreign, has_seal
-from etude.runs.lock import is_locked
 
 Say = Callable[[str], None]
 Settings = list[tuple[tuple[str, ...], str]]

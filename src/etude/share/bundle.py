@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from etude.core.errors import EtudeError, UsageError, describe_error
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.trees import Tree
 from etude.evaluate import evaluation, fresh
 from etude.planning import recipes

@@ -29,15 +29,13 @@ import torch
 from torch import nn
 
 from etude.api import Run
-from etude.core.abilities import Described, ability
-from etude.core.contracts import ActionSpec, Array, ArraySpec
+from etude.core.contracts import ActionSpec, Array, ArraySpec, Described, ability
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.trees import Tree, digest
 from etude.evaluate import fresh
-from etude.models.networks import is_image
-from etude.models.normalise import CLIP, Normaliser
+from etude.models.networks import CLIP, Normaliser, is_image
 from etude.models.policies import BasePolicy
 from etude.planning.loading import chosen_path
 from etude.planning.recipe import Recipe

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from etude.core import code_hashes
+from etude.core import user_code
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, describe_error
 from etude.core.limited import LimitedProcess, Limits, ReaderEnded
@@ -82,7 +82,7 @@ class Deadline:
 def changed_machine(recipe: Recipe, made_on: Tree) -> Differences:
     """Differences of this machine that may change bits; made_on: the manifest of the run."""
     torch.set_num_threads(recipe.learner.threads)
-    own = code_hashes.compute_hashes(code_roots(recipe))
+    own = user_code.compute_hashes(code_roots(recipe))
     here = manifest.collect("", {"learner": recipe.learner.threads}, code=own)
     return differences({name: value for name, value in made_on.items() if name != "files"}, here)
 

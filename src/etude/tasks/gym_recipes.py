@@ -1,4 +1,4 @@
-"""Recipes for environments of Gymnasium and PettingZoo, by PPO."""
+"""Recipes for environments of Gymnasium and PettingZoo, and tasks in numpy."""
 
 from __future__ import annotations
 
@@ -136,4 +136,34 @@ def seek_pictures() -> Recipe:
         ),
         clock=ClockConfig(total_timesteps=100_000, cycles=4, iterations=3),
         evaluation=EvaluationConfig(every="1 epoch", episodes=64, num_envs=64, envs_per_group=32),
+    )
+
+
+def sac() -> Recipe:
+    """SAC on any Gymnasium environment with a box of actions: `--env.id HalfCheetah-v5`."""
+    from etude.rl.sac import SACConfig
+
+    return Recipe(
+        name="sac",
+        env=GymConfig(id="Pendulum-v1"),
+        collector=CollectorConfig(num_envs=1, envs_per_group=1, threads=1),
+        policy=PolicyConfig(kind="squashed", hidden=(256, 256), activation="relu"),
+        algorithm=SACConfig(rollout_steps=100, train_batches=100, warmup_steps=1_000),
+        clock=ClockConfig(total_timesteps=20_000, cycles=5, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=10, num_envs=10, envs_per_group=10),
+    )
+
+
+def td3() -> Recipe:
+    """TD3 on any Gymnasium environment with a box of actions: `--env.id HalfCheetah-v5`."""
+    from etude.rl.td3 import TD3Config
+
+    return Recipe(
+        name="td3",
+        env=GymConfig(id="Pendulum-v1"),
+        collector=CollectorConfig(num_envs=1, envs_per_group=1, threads=1),
+        policy=PolicyConfig(kind="deterministic", hidden=(256, 256), activation="relu"),
+        algorithm=TD3Config(rollout_steps=100, train_batches=100, warmup_steps=1_000),
+        clock=ClockConfig(total_timesteps=20_000, cycles=5, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=10, num_envs=10, envs_per_group=10),
     )

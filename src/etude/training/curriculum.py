@@ -10,7 +10,7 @@ from pydantic import Field
 from etude.core.clock import Clock
 from etude.core.config import Config
 from etude.core.contracts import Array
-from etude.core.metrics.declared import Curve, Metric, Metrics
+from etude.core.metrics import Curve, Metric, Metrics
 from etude.core.trees import Tree
 
 

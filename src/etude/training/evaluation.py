@@ -14,7 +14,7 @@ from etude.core.clock import IntervalText
 from etude.core.config import Config
 from etude.core.contracts import KINDS, Array, BatchEnv, Broadcast, EnvSpec, Policy
 from etude.core.keys import Key
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.trees import Tree
 from etude.rollout.group import Watch, evaluate
 from etude.rollout.local import GROUP, GROUPS, Tries, Workers

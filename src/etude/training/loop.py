@@ -16,15 +16,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from etude.core.board import Board, epoch_means
 from etude.core.clock import Clock, Interval
-from etude.core.contracts import Algorithm, BatchMetrics, Collector, LogWriter
+from etude.core.contracts import Algorithm, BatchMetrics, Collector, Fragment, LogWriter
 from etude.core.history import History
 from etude.core.keys import Key
-from etude.core.metrics.board import Board, epoch_means
-from etude.core.metrics.declared import ELAPSED
-from etude.core.progress import waiting
+from etude.core.metrics import ELAPSED, step_of
+from etude.core.output import waiting
 from etude.core.ranks import ALONE, Ranks
-from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import Curriculum
 from etude.training.evaluation import AnyEvaluator
 from etude.training.saving import Saver
@@ -271,3 +270,67 @@ def _resident_bytes() -> int:
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass(frozen=True)
+class Context:
+    """The state of a run that a callback can read, and the board on which it records."""
+
+    clock: Clock
+    algorithm: Algorithm
+    board: Board
+
+    def stop(self) -> None:
+        """End the run at this boundary, with a last evaluation, log row and checkpoint."""
+        self.clock.end_here()
+
+    def record(self, name: str, value: float) -> None:
+        """Record a number for the next log row."""
+        self.board.record({name: value})
+
+
+class Callback:
+    """Hooks of the loop: override those that you need. A callback with state is also `Stateful`.
+
+    With several ranks only the first one has callbacks; its `fragments` are of its own groups.
+    """
+
+    def run_start(self, context: Context) -> None: ...
+
+    def batch_end(self, context: Context, metrics: BatchMetrics) -> None: ...
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None: ...
+
+    def evaluation_end(self, context: Context, metrics: dict[str, float]) -> None: ...
+
+    def cycle_end(self, context: Context, row: dict[str, float]) -> None: ...
+
+    def epoch_end(self, context: Context, summary: dict[str, float]) -> None: ...
+
+    def run_end(self, context: Context) -> None: ...
+
+
+class StopAtSuccess(Callback):
+    """End the run once an evaluation reaches a success rate."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def evaluation_end(self, context: Context, metrics: dict[str, float]) -> None:
+        if metrics.get("eval/success_rate", 0.0) >= self.rate:
+            context.stop()
+
+
+class CurveRecorder(Callback):
+    """Keep curves in memory: `recorder.curve("eval/success_rate") -> (steps, values)`."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def cycle_end(self, context: Context, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """Steps (gradient updates if nothing is collected) and values of the rows with a metric."""
+        points = [(float(step_of(row)), row[name]) for row in self.rows if name in row]
+        return [x for x, _ in points], [y for _, y in points]

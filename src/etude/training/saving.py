@@ -14,7 +14,7 @@ from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.config import SECONDS, Config
 from etude.core.contracts import Algorithm, ReadsFiles, Stateful
 from etude.core.errors import Damaged, EtudeError, UsageError
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.ranks import ALONE, Ranks, Shared, named
 from etude.core.trees import Tree, digest, without_arrays
 from etude.runs import checkpoint

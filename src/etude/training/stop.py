@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from etude.core import progress
+from etude.core import output
 from etude.core.errors import RESUMABLE, EtudeError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -195,6 +195,6 @@ def _disk_hangs() -> bool:
 
 def _tell(text: str) -> None:
     """Print a message to standard error; the terminal may be gone."""
-    progress.erase()
+    output.erase()
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

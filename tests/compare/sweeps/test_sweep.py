@@ -14,7 +14,7 @@ import pytest
 
 import etude
 import etude.api
-from etude.building.executing import SUMMARY
+from etude.building.build import SUMMARY
 from etude.cli.main import main
 from etude.compare.sweeps import running
 from etude.compare.sweeps.halving import (
@@ -32,7 +32,7 @@ from etude.compare.sweeps.halving import (
 from etude.core.clock import Loops
 from etude.core.errors import RESUMABLE, EtudeError, UsageError
 from etude.planning.resolve import resolve
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 from toys import tiny_reach
 
 RECIPE = tiny_reach(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.metrics import board as module
-from etude.core.metrics.board import FEWEST, Aggregator, Board, EpisodeWindow, reducer_of
+from etude.core import board as module
+from etude.core.board import FEWEST, Aggregator, Board, EpisodeWindow, reducer_of
 from etude.core.trees import copy_arrays
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from etude.core.metrics.declared import COUNTERS, EPISODES, RECENT, Health, Metrics
+from etude.core.metrics import COUNTERS, EPISODES, RECENT, Health, Metrics
 from etude.rl.ppo import PPOConfig
 from etude.rl.rewards.amp import AMPConfig
 from etude.rl.sac import SACConfig

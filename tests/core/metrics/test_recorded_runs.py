@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from record_runs import COMMANDS, FOLDER
 
-from etude.core.metrics.declared import COUNTERS, EPISODES, Health
+from etude.core.metrics import COUNTERS, EPISODES, Health
 from etude.rl.ppo import PPOConfig
 from etude.rl.td3 import TD3Config
 

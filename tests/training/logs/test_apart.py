@@ -16,7 +16,6 @@ from etude.core.errors import EtudeError
 from etude.core.output import notices
 from etude.core.trees import Tree
 from etude.runs.folder import REPORTING
-from etude.training.callbacks import Callback, Context
 from etude.training.logs import outputs as module
 from etude.training.logs.outputs import (
     ApartLog,
@@ -29,6 +28,7 @@ from etude.training.logs.outputs import (
     apart,
     open_logs,
 )
+from etude.training.loop import Callback, Context
 from log_points import row_points, rows_like_a_run, single, tensorboard_points
 from toys import tiny_reach
 

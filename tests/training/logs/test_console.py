@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 
-from etude.core.metrics.declared import Health
+from etude.core.metrics import Health
 from etude.training.logs.console import ConsoleTable, bottleneck, fleet
 from log_points import METRICS, rows_like_a_run
 

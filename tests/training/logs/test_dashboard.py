@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.segment import Segment
 
-from etude.core import progress
+from etude.core import output
 from etude.core.clock import Clock, ClockConfig, Loops
-from etude.core.metrics.declared import Health
+from etude.core.metrics import Health
 from etude.training.logs.dashboard import Above, Dashboard, TerminalConsole
 from etude.training.logs.dashboard_view import draw
 from log_points import METRICS, rows_like_a_run
@@ -133,7 +133,7 @@ def test_it_says_how_far_a_long_wait_is_and_what_came_on_standard_error() -> Non
     dashboard = make()
     dashboard.follow(clock_at(13))
     dashboard.activity("test")
-    with progress.waiting("evaluating", 20, "episodes") as wait:
+    with output.waiting("evaluating", 20, "episodes") as wait:
         wait.done = 12
         assert dashboard._view().state == "evaluating 12 of 20 episodes"
         wait.start -= 61

@@ -26,14 +26,14 @@ from etude.compare.sweeps import values
 from etude.compare.sweeps.values import Scored, Values, Vary
 from etude.core.clock import Interval, Loops
 from etude.core.errors import Damaged, UsageError
-from etude.core.metrics.declared import numbers
-from etude.core.units import csv_text, rendered
+from etude.core.metrics import numbers
+from etude.core.output import csv_text, rendered
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import files
 from etude.runs.documents import decode_sealed, encode_sealed
+from etude.runs.file_system import Lock
 from etude.runs.folder import METRICS, RECIPE
-from etude.runs.lock import Lock
 from etude.runs.metrics_log import DiskHistory
 from etude.training.logs.curves import number
 

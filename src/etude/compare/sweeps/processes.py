@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from etude.building.executing import SUMMARY
+from etude.building.build import SUMMARY
 from etude.core.errors import UsageError
 from etude.planning.recipe import Recipe
 from etude.runs.folder import RunFolder

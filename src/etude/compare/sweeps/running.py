@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from etude.api import create
-from etude.building.executing import SUMMARY
+from etude.building.build import SUMMARY
 from etude.compare.sweeps.halving import (
     BASE,
     DIVERGED,
@@ -26,10 +26,10 @@ from etude.compare.sweeps.processes import (
     wait_for_writer,
 )
 from etude.core.errors import RESUMABLE, EtudeError, NonFinite, UsageError
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.user_code import Untrusted, remember_trust
 from etude.planning import recipes
-from etude.planning.out_of_memory import check_plan
+from etude.planning.memory import check_plan
 from etude.planning.plan import make_plan
 from etude.planning.recipe import Recipe, Resolved
 from etude.planning.resolve import resolve

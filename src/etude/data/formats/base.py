@@ -193,6 +193,8 @@ def open_reader(path: Path, kind: str | None = None) -> DatasetReader:
         each = FORMATS.make(name)
         if each.recognise(path):
             return each.read(path)
+    if path.is_dir() and (inside := min(path.glob("*.hdf5"), default=None)):
+        raise DataError(path, f"is a folder of HDF5 files; name the files, for example {inside}")
     raise DataError(
         path,
         f"is in none of the formats {', '.join(FORMATS.names())}; if it is damaged, get a whole "

@@ -56,8 +56,7 @@ from etude.data.store.files import (
     read_json,
     write_json,
 )
-from etude.data.store.geometry import BLOCK_BYTES, INDEX, OBS, StoreGeometry, record_of
-from etude.data.store.intake import Intake
+from etude.data.store.geometry import BLOCK_BYTES, INDEX, OBS, Intake, StoreGeometry, record_of
 from etude.data.store.labels import LABELS, Labels
 from etude.data.store.log import DamagedStore, RecordLog
 from etude.data.store.sampling import (

@@ -30,7 +30,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import Damaged, EtudeError
-from etude.core.progress import waiting
+from etude.core.output import waiting
 from etude.core.trees import Tree
 from etude.runs.files import Disk, explain_os_errors
 

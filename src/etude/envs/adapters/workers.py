@@ -30,9 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from etude.core.abilities import Located, ability
 from etude.core.config import Config
-from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations, StepResult
+from etude.core.contracts import (
+    Array,
+    BatchEnv,
+    EnvSpec,
+    Located,
+    Observations,
+    StepResult,
+    ability,
+)
 from etude.core.errors import (
     EtudeError,
     NonFinite,

@@ -31,12 +31,10 @@ from websockets.http11 import Request, Response
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError, describe_error
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.decor import decorated
+from etude.envs.mujoco.decor import aim, decorated
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.framing import aim
-from etude.envs.mujoco.offscreen import shape_target
+from etude.envs.mujoco.rendering import INTEGRATED, shape_target
 from etude.envs.mujoco.simulation import Camera
-from etude.envs.mujoco.windows import INTEGRATED
 
 HOST = "127.0.0.1"
 _INTERNET = (socket.AF_INET, socket.AF_INET6)

@@ -43,7 +43,7 @@ class TaskConfig(EnvConfig):
         return MujocoEnv(task, num_envs, threads), demonstration
 
     def build_with_pictures(self, num_envs: int, threads: int = 1) -> BatchEnv:
-        from etude.envs.mujoco.pictures import Pictured
+        from etude.envs.mujoco.rendering import Pictured
 
         env, _ = self.demonstrated(num_envs, threads, f"env.pictures {self.pictures}")
         return Pictured(env, self.pictures)

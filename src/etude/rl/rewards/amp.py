@@ -44,18 +44,24 @@ import torch
 from pydantic import Field, PositiveInt
 from torch.nn import functional
 
-from etude.core.abilities import StyleMotions, StyleReference, ability
-from etude.core.contracts import Array, BatchMetrics, EnvSpec, Fragment
+from etude.core.contracts import (
+    Array,
+    BatchMetrics,
+    EnvSpec,
+    Fragment,
+    StyleMotions,
+    StyleReference,
+    ability,
+)
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
+from etude.core.metrics import Column, Curve, Health, Metric, Metrics, Warning
 from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.trees import Tree, digest, num_bytes
 from etude.data.returns import values_after
 from etude.data.segments import StepWindows, WindowRing
 from etude.envs.config import EnvConfig
-from etude.models.networks import load_arrays, make_generator
-from etude.models.normalise import merge_moments, moments, no_moments
+from etude.models.networks import load_arrays, make_generator, merge_moments, moments, no_moments
 from etude.models.reward_networks import Discriminator
 from etude.planning.recipe import Resolved, RewardsConfig, RewardsSection
 from etude.rl.base import Finding, NetworkOptimizer

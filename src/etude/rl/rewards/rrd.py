@@ -40,12 +40,11 @@ from pydantic import Field
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Metric, Metrics
+from etude.core.metrics import Column, Metric, Metrics
 from etude.core.trees import Tree
 from etude.data.contrast import SAME
 from etude.data.store.episodes import Subsets, Transitions
-from etude.models.networks import load_arrays
-from etude.models.normalise import merge_moments, moments, no_moments
+from etude.models.networks import load_arrays, merge_moments, moments, no_moments
 from etude.models.reward_networks import RewardNetwork, RewardNetworkConfig, make_reward_network
 from etude.planning.recipe import Resolved, RewardsConfig, RewardsSection
 from etude.rl.base import Finding, NetworkOptimizer

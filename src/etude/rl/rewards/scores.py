@@ -28,7 +28,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Health, Metric, Metrics, Warning
+from etude.core.metrics import Column, Health, Metric, Metrics, Warning
 from etude.data.contrast import SAME
 from etude.data.store.views import EpisodesOf
 from etude.models.reward_networks import RewardNetwork, compute_rewards

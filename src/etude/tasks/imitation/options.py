@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator
 
 from etude.core.config import Config
-from etude.core.metrics.declared import Curve, Metric, Metrics
+from etude.core.metrics import Curve, Metric, Metrics
 from etude.envs.mujoco.config import TaskConfig
 from etude.envs.robots.humanoid import Physics
 

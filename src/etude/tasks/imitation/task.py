@@ -11,8 +11,7 @@ from etude.data.motion import metrics
 from etude.data.motion.skeleton import NUM_BODIES
 from etude.envs.mujoco.task import Draws, Part, Task, Term
 from etude.envs.robots.humanoid import CAMERA, humanoid_spec, substeps
-from etude.tasks.imitation.features import single
-from etude.tasks.imitation.imitator import NUM_ACTIONS, Imitator
+from etude.tasks.imitation.imitator import NUM_ACTIONS, Imitator, single
 from etude.tasks.imitation.options import ImitationOptions
 
 ERRORS = ("mpjpe_g", "mpjpe_l", "mpjpe_pa", "vel_dist", "accel_dist")

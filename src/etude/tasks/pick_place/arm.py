@@ -10,7 +10,7 @@ from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.envs.mujoco.simulation import Simulation
 from etude.envs.mujoco.task import Action, Draws
-from etude.envs.robots.kuka.scene import (
+from etude.envs.robots.kuka import (
     FINGERS,
     HAND_SITE,
     STROKE,
@@ -19,8 +19,14 @@ from etude.envs.robots.kuka.scene import (
     arm_table,
     joint_names,
 )
-from etude.tasks.pick_place.options import PickPlaceOptions
-from etude.tasks.pick_place.scene import CONTROL_SECONDS, CUBE, CUBE_HALF, REST_HEIGHT, TABLE_CENTER
+from etude.tasks.pick_place.scene import (
+    CONTROL_SECONDS,
+    CUBE,
+    CUBE_HALF,
+    REST_HEIGHT,
+    TABLE_CENTER,
+    PickPlaceOptions,
+)
 
 STAGES = ("reach", "align", "grasp", "carry", "place", "release", "clear")
 """Stages of the staged potential; each is a reward term."""

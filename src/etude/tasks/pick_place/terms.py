@@ -8,7 +8,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.envs.mujoco.task import Draws, Part, Term, measured
-from etude.envs.robots.kuka.scene import STROKE
+from etude.envs.robots.kuka import STROKE
 from etude.tasks.pick_place.arm import (
     DROPPED,
     LOW,

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.history import Row as LogRow
-from etude.core.metrics.declared import (
+from etude.core.metrics import (
     ELAPSED,
     Health,
     Metric,
@@ -19,7 +19,7 @@ from etude.core.metrics.declared import (
     is_offline,
     numbers,
 )
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 
 ROWS_PER_HEADING = 20
 

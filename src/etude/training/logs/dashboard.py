@@ -19,15 +19,15 @@ from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.segment import Segment, Segments
 
-from etude.core import progress
+from etude.core import output
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.history import Row, history_of
-from etude.core.metrics.declared import ELAPSED, Health, declares, episode_metric, numbers
-from etude.training.callbacks import Callback, Context
+from etude.core.metrics import ELAPSED, Health, declares, episode_metric, numbers
 from etude.training.logs.console import columns_of, heading_of, line_of, machine, seconds_of
 from etude.training.logs.curves import Curve, number, span_of
 from etude.training.logs.dashboard_view import Level, Shown, View, draw, table_width
+from etude.training.loop import Callback, Context
 
 RECENT_ROWS = 20
 MESSAGES = 20
@@ -96,7 +96,7 @@ class Dashboard:
         self._check_health()
         self._seconds.clear()
         self._start = time.perf_counter()
-        self._waits_shown_on = progress.show_on(None)  # The dashboard shows waits.
+        self._waits_shown_on = output.show_on(None)  # The dashboard shows waits.
         self._live = _Live(self._console, self._picture, self._note)
         self._live.start(refresh=True)
 
@@ -115,7 +115,7 @@ class Dashboard:
         self._activity = "finished" if finished else "stopped"
         messages, self._messages, self._noted = self._messages, [], []
         live.stop()
-        progress.show_on(self._waits_shown_on)
+        output.show_on(self._waits_shown_on)
         self.cost += live.seconds
         for message in messages:
             self._console.out(message, highlight=False)
@@ -228,11 +228,11 @@ class Dashboard:
 
     def _state(self) -> str:
         """The current activity, with its progress and seconds once it has taken a while."""
-        wait = None if self._ended else progress.current()
-        if wait is None or (wait.seconds < progress.SLOW and not wait.total):
+        wait = None if self._ended else output.current()
+        if wait is None or (wait.seconds < output.SLOW and not wait.total):
             return self._activity
         counted = f" {wait.done:,} of {wait.total:,} {wait.unit}" if wait.total else ""
-        lasting = f", {wait.seconds:.0f} s" if wait.seconds >= progress.SLOW else ""
+        lasting = f", {wait.seconds:.0f} s" if wait.seconds >= output.SLOW else ""
         return f"{self._activity}{counted}{lasting}"
 
     def _scale(self) -> str:

@@ -24,13 +24,12 @@ from etude.core.config import Config
 from etude.core.contracts import BatchMetrics, Fragment, LogWriter, Stateful
 from etude.core.errors import EtudeError, describe_error
 from etude.core.history import History, Row
-from etude.core.metrics.declared import Metrics
-from etude.core.output import notices
-from etude.core.progress import waiting
+from etude.core.metrics import Metrics
+from etude.core.output import notices, waiting
 from etude.core.registry import Registry
 from etude.runs.folder import METRICS, REPORTING
 from etude.runs.metrics_log import DiskHistory
-from etude.training.callbacks import Callback, Context
+from etude.training.loop import Callback, Context
 
 Say = Callable[[str], None]
 LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES = 25, 100
@@ -157,7 +156,7 @@ def open_logs(
     screen: list[LogWriter] = []
     shown: list[Callback] = []
     if console and config.console != "none":
-        from etude.core.metrics.declared import Health
+        from etude.core.metrics import Health
         from etude.training.logs.console import ConsoleTable, EpochLines, LossLines
 
         health = Health(metrics, iterations)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from etude.core.errors import EtudeError
 from etude.core.history import Row, history_of
-from etude.core.metrics.declared import ELAPSED, chart_values, numbers, step_of
+from etude.core.metrics import ELAPSED, chart_values, numbers, step_of
 from etude.runs import files
 from etude.training.logs.outputs import LogConfig, LoggedRun, OpenLog
 

@@ -26,10 +26,10 @@ from typing import Any, Literal
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.history import Row, history_of
-from etude.core.metrics.declared import chart_values, step_of
+from etude.core.metrics import chart_values, step_of
 from etude.runs import checkpoint, files
-from etude.training.callbacks import Callback, Context
 from etude.training.logs.outputs import Background, LogConfig, LoggedRun, OpenLog
+from etude.training.loop import Callback, Context
 
 Mode = Literal["online", "offline"]
 NOTHING = -1
