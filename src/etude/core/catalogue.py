@@ -7,11 +7,16 @@ installed packages.
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
+import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
+
+_DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def load_attribute(name: str) -> Any:
@@ -45,7 +50,7 @@ class Catalogue:
             return str(purposes[name])
         place = self.built_in().get(name) or self.installed()[name].value
         module, _, inside = place.partition(":")
-        return _first_lines(module).get(inside, "")
+        return _first_line(module, inside)
 
     @cache  # noqa: B019 - a catalogue lives as long as the process
     def built_in(self) -> dict[str, str]:
@@ -58,20 +63,38 @@ class Catalogue:
     @cache  # noqa: B019
     def installed(self) -> dict[str, EntryPoint]:
         """The entry points of other packages by name."""
-        return {entry.name: entry for entry in entry_points(group=self.group)}
+        return {entry.name: entry for entry in _installed(tuple(sys.path)).select(group=self.group)}
 
 
 @cache
-def _first_lines(module: str) -> dict[str, str]:
-    """{name: first line of its docstring} of a module's functions and classes."""
+def _installed(path: tuple[str, ...]) -> Any:
+    """The entry points of all packages on a path: one search for all groups."""
+    return entry_points()
+
+
+def _first_line(module: str, name: str) -> str:
+    """The first line of the docstring of a function or class in a module."""
+    definition = rf"^(?:async def|def|class) {re.escape(name)}\b.*?(?=^[^\s)\]#]|\Z)"
+    found = re.search(definition, _text(module), re.MULTILINE | re.DOTALL)
+    return "" if found is None else _docstring(found[0], name) or _docstring(_text(module), name)
+
+
+def _docstring(text: str, name: str) -> str:
+    """The first line of a docstring; to parse one definition is much faster than its module, but a
+    string with lines that are not indented cuts it off."""
+    with contextlib.suppress(SyntaxError):
+        for node in ast.parse(text).body:
+            if isinstance(node, _DOCUMENTED) and node.name == name:
+                return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""
+
+
+@cache
+def _text(module: str) -> str:
     from etude.core.user_code import file_of
 
     path = file_of(module)
-    if path is None:
-        return {}
-    nodes = ast.parse(path.read_text(encoding="utf-8")).body
-    things = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in things}
+    return "" if path is None else path.read_text(encoding="utf-8")
 
 
 RECIPES = Catalogue("etude.recipes", ("etude.tasks:RECIPES",))
