@@ -88,7 +88,8 @@ class Run:
         return DiskHistory(self.folder.metrics)
 
     def summary(self) -> dict[str, Any]:
-        """summary.json of a finished run: counts, best evaluation; {} of an unfinished run."""
+        """summary.json of a finished run: counts, best evaluation and its step; {} of an unfinished
+        run."""
         path = self.path / SUMMARY
         try:
             return decode_sealed(path.read_bytes()) if path.exists() else {}
@@ -144,14 +145,16 @@ class Run:
     ) -> dict[str, float]:
         """Metrics of new episodes; nothing is written.
 
-        episodes: their number; default 100, or every motion once for motion imitation. checkpoint:
-        "best", "latest" or a step. stochastic: draw actions as in training. env: changed fields of
-        the environment, for example tolerance=0.05.
+        episodes: their number; default 100, or every motion once for motion imitation. seed: by
+        default one with other episodes than those of the evaluation at the end of training.
+        checkpoint: "best", "latest" or a step. stochastic: draw actions as in training. env:
+        changed fields of the environment, for example tolerance=0.05.
         """
         from etude.evaluate import fresh
 
         policy = loading.chosen_path(self.path, str(checkpoint))
         recipe = self.recipe.replace(**{f"env__{name}": value for name, value in env.items()})
+        seed = fresh.new_seed(recipe) if seed is None else seed
         return summarise(fresh.play(recipe, policy, episodes, seed, stochastic).episodes)
 
     def film(

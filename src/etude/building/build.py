@@ -399,7 +399,9 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     now, rows = loop.clock.now, parts.metrics.num_rows if parts.metrics else 0
     tester, saved = loop.evaluator, loop.saver.num_saved
     counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
-    summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
+    best = loop.best
+    summary = {"counts": counts, "episodes": loop.clock.episodes, "best": best and best[:2]}
+    summary["best_step"] = best and best.step
     summary["exactness"] = folder.manifest().get("exactness", "unknown")
     files.replace_file(folder.path / SUMMARY, [encode_sealed(summary)])
 

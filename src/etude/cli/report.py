@@ -20,7 +20,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.metrics import COUNTERS, EPISODES, Health
 from etude.planning import FREE, recipes
 from etude.planning.recipe import Recipe, metrics_of
-from etude.runs import files
+from etude.runs import checkpoint, files
 from etude.runs.folder import PLAN_JSON, RECIPE
 
 
@@ -81,16 +81,18 @@ def page_of(path: Path, trust: bool = False) -> RunPage:
     record = reading.read(path)
     notes: list[str] = []
     recipe: Recipe | None = None
-    fingerprint = None
+    fingerprint = best = None
     try:
         run = Run(path, trust)
         recipe = run.recipe
+        best = checkpoint.best(run.folder.checkpoints)
         fingerprint = run.fingerprint()
     except EtudeError as error:
         notes.append(str(error))
     metrics = COUNTERS + EPISODES if recipe is None else metrics_of(recipe)
     health = Health(metrics, _iterations(path))
     health.follow(record.history)
+    health.best = best
     evaluated = health.evaluated
     return RunPage(
         record,

@@ -12,7 +12,7 @@ from etude.cli.options import Positional, parse
 from etude.cli.target import Recipe_, Trusting, find_target, with_full_names
 from etude.core.errors import UsageError
 from etude.core.history import History
-from etude.core.metrics import ELAPSED, is_offline, step_of
+from etude.core.metrics import ELAPSED, Best, is_offline, step_of
 from etude.core.ranks import is_first_process
 from etude.evaluate import evaluation
 from etude.evaluate.fresh import step_of as policy_step
@@ -103,7 +103,10 @@ def finish(run: api.Run) -> None:
     """Print the result of a run and evaluate its policy, on the first rank."""
     if not is_first_process():
         return
-    best = run.summary()["best"]
+    found = run.summary()
+    best = None
+    if found["best"] is not None:
+        best = Best(*found["best"], found.get("best_step") or policy_step(run.path))
     history = run.history()
     last = history.last
     if last:
@@ -146,7 +149,8 @@ def _evaluated_policy(run: api.Run) -> str:
     last = step_of(row) if row else step
     count = run.summary()["counts"]["evaluations"]
     why = (
-        f"the best of {count} evaluations in training, the latest of equals"
+        f"the best of {count} evaluations in training, the latest of those that sampling error "
+        "cannot tell apart"
         if count > 1
         else "the only one evaluated"
     )
