@@ -127,8 +127,8 @@ def test_the_table_says_it_in_words(
     assert "3 of 3 3,000 0:30" in " ".join(line.split())
     assert (
         "A scores higher than B with probability 1.00 (95 % interval 0.44 to 1.00; permutation "
-        "test p = 0.1). 3 against 3 runs cannot give a p below 0.1: too few to decide, 4 against 4 are "
-        "the fewest."
+        "test p = 0.1). 3 against 3 runs cannot give a p below 0.1: too few to decide, 4 against "
+        "4 are the fewest."
     ) in " ".join(text.split())
     assert "algorithm.learning_rate  0.001  0.1" in text
 
