@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
 from etude.runs.documents import decode_sealed
-from etude.runs.folder import PLAN, RunFolder, default_path
+from etude.runs.folder import PLAN, RunFolder, changes_of, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.evaluation import summarise
 from etude.training.logs.outputs import Outputs, apart, check
@@ -74,6 +74,7 @@ class Run:
             from etude.building import resuming
 
             self.recipe = resuming.recipe_of(self.folder, trust)
+        self.recipe = recipes.with_changes(self.recipe, self.folder, trust)
 
     @property
     def path(self) -> Path:
@@ -98,8 +99,15 @@ class Run:
 
     @property
     def exactness(self) -> str:
-        """ "exact: ..." or "not exact: ...", and why."""
-        return str(self.folder.manifest().get("exactness", ""))
+        """ "exact: ..." or "not exact: ...", and why; and the changes of `resume`, if any."""
+        statement = str(self.folder.manifest().get("exactness", ""))
+        return "; ".join([statement, *self.changes])
+
+    @property
+    def changes(self) -> list[str]:
+        """ "changed at step 2,048: algorithm.learning_rate 0.001 -> 0.0001" of each change that a
+        resume made."""
+        return [change.words() for change in changes_of(self.folder.manifest())]
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 hashes of policy, training state and metric rows at the newest checkpoint.
@@ -279,19 +287,24 @@ def resume(
     checkpoint: int | None = None,
     trust: bool = False,
     pause_after: int | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> Run:
     """Continue a run from its last good checkpoint, bit for bit.
 
-    total_timesteps: a larger budget of steps; schedules then follow the new length. console: show
-    the run on the screen. collector: where rollouts run this time; neither this nor the number of
-    ranks changes a bit. checkpoint: continue from the checkpoint of this step; later ones are set
-    aside. trust: the code that its recipe names may run, now and later. pause_after: save and stop
-    after this iteration of the run; the next resume continues from there.
+    changes: {"algorithm.learning_rate": 1e-4}, settings that are others from here on; the manifest
+    records them with the step. total_timesteps: a larger budget of steps; schedules then follow
+    the new length. console: show the run on the screen. collector: where rollouts run this time;
+    neither this nor the number of ranks changes a bit. checkpoint: continue from the checkpoint of
+    this step; later ones are set aside. trust: the code that its recipe names may run, now and
+    later. pause_after: save and stop after this iteration of the run; the next resume continues
+    from there.
     """
     from etude.building.resuming import ResumeOptions, continue_run
 
     outputs = _outputs(say, on_phase, logs, callbacks)
-    options = ResumeOptions(total_timesteps, collector, checkpoint, trust, pause_after)
+    options = ResumeOptions(
+        total_timesteps, collector, checkpoint, trust, pause_after, dict(changes or {})
+    )
     with joined() as ranks:
         path = continue_run(ranks, Path(path), outputs, console, options)
     return Run(path)

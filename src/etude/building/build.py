@@ -46,7 +46,7 @@ from etude.rollout.local import NoCollector, OverlappedCollector, Workers
 from etude.runs import files, manifest
 from etude.runs.checkpoint import explain_mismatch
 from etude.runs.documents import encode_sealed
-from etude.runs.folder import RunFolder
+from etude.runs.folder import CHANGES, RunFolder
 from etude.runs.metrics_log import DiskHistory, MetricsLog
 from etude.training.evaluation import AnyEvaluator, Evaluator
 from etude.training.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs
@@ -402,7 +402,10 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     best = loop.best
     summary = {"counts": counts, "episodes": loop.clock.episodes, "best": best and best[:2]}
     summary["best_step"] = best and best.step
-    summary["exactness"] = folder.manifest().get("exactness", "unknown")
+    known = folder.manifest()
+    summary["exactness"] = known.get("exactness", "unknown")
+    if CHANGES in known:
+        summary[CHANGES] = known[CHANGES]
     files.replace_file(folder.path / SUMMARY, [encode_sealed(summary)])
 
 
