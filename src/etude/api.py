@@ -38,8 +38,9 @@ from etude.planning.recipe import Recipe, Resolved
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
+from etude.runs.changes import changes_of
 from etude.runs.documents import decode_sealed
-from etude.runs.folder import PLAN, RunFolder, changes_of, default_path
+from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.evaluation import summarise
 from etude.training.logs.outputs import Outputs, apart, check

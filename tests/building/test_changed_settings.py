@@ -16,7 +16,7 @@ from etude.compare import reading
 from etude.core.errors import UsageError
 from etude.core.user_code import Untrusted
 from etude.planning import recipes
-from etude.runs.folder import CHANGES
+from etude.runs.changes import CHANGES
 from toys import tiny_reach
 
 RATE = {"algorithm.learning_rate": 1e-4}

@@ -44,9 +44,10 @@ from etude.planning.plan import Plan, counted, make_curriculum
 from etude.planning.recipe import Learner, Recipe, Resolved, code_roots, metrics_of
 from etude.rollout.local import NoCollector, OverlappedCollector, Workers
 from etude.runs import files, manifest
+from etude.runs.changes import CHANGES
 from etude.runs.checkpoint import explain_mismatch
 from etude.runs.documents import encode_sealed
-from etude.runs.folder import CHANGES, RunFolder
+from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import DiskHistory, MetricsLog
 from etude.training.evaluation import AnyEvaluator, Evaluator
 from etude.training.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs

@@ -55,19 +55,9 @@ from etude.planning.recipe import (
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system, files, manifest
+from etude.runs.changes import CHANGES, Change, changes_of
 from etude.runs.documents import decode_json
-from etude.runs.folder import (
-    CHANGES,
-    MANIFEST,
-    NOT_EXACT,
-    PLAN,
-    PLAN_JSON,
-    RECIPE,
-    Change,
-    RunFolder,
-    changes_of,
-    pretty,
-)
+from etude.runs.folder import MANIFEST, NOT_EXACT, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
 from etude.runs.metrics_log import START
 from etude.training.logs.outputs import Outputs, check
 from etude.training.saving import RUN, step_of

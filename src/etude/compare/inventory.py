@@ -15,9 +15,9 @@ from typing import Any, Literal
 from etude.core.errors import UsageError
 from etude.core.metrics import numbers, step_of
 from etude.runs import files
+from etude.runs.changes import changes_of
 from etude.runs.file_system import is_locked
 from etude.runs.finding import disk_bytes, last_modified
-from etude.runs.folder import changes_of
 
 State = Literal["running", "finished", "stopped", "failed"]
 _STEP = re.compile(r"[0-9]{12,}")

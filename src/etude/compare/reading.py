@@ -16,7 +16,8 @@ from etude.core.errors import Damaged, UsageError
 from etude.core.history import Row, Thinned
 from etude.core.metrics import ELAPSED, is_offline, numbers, step_of
 from etude.planning import FREE, among
-from etude.runs.folder import METRICS, RECIPE, RunFolder, changes_of
+from etude.runs.changes import changes_of
+from etude.runs.folder import METRICS, RECIPE, RunFolder
 from etude.runs.metrics_log import DiskHistory
 
 _MOST_RECIPE, _MOST_ITEMS = 1 << 18, 1 << 16

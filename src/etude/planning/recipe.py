@@ -32,7 +32,8 @@ from etude.models.policies import POLICIES, BasePolicyConfig, PolicyConfig
 from etude.planning import FREE as FREE
 from etude.planning import among
 from etude.rollout.local import COLLECTORS, CollectorConfig
-from etude.runs.folder import RunFolder, changes_of
+from etude.runs.changes import changes_of
+from etude.runs.folder import RunFolder
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import AnyEvaluator, EvaluationConfig
 from etude.training.logs.outputs import LogsConfig

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree, is_array
@@ -28,8 +28,6 @@ REPORTING = "reporting.log"
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
 """Beginning of the manifest's statement about a run that is not exact."""
-CHANGES = "changes"
-"""Field of the manifest with the settings that resumes have changed."""
 _HASHES = "files"
 """Field of the manifest with the SHA-256 of the other texts of a run."""
 _TEXTS = r"(recipe\.yaml|manifest\.json|plan\.(txt|json)|summary\.json|wandb\.json|metrics\.jsonl)"
@@ -48,37 +46,6 @@ _OWN_FOLDERS = re.compile(
 """Files and folders that Etude writes into a run folder, except checkpoints."""
 _MOST_TEXT = 1 << 20
 """Most bytes of a recipe, manifest or plan, which have some thousands."""
-
-
-class Change(NamedTuple):
-    """Settings of a run that changed at a step; recipe.yaml keeps those it started with."""
-
-    step: int
-    fields: dict[str, tuple[Any, Any]]
-    """{section.key: (value before, value from the step on)}."""
-
-    def words(self) -> str:
-        """For example "changed at step 2,048: algorithm.learning_rate 0.001 -> 0.0001"."""
-        each = (f"{n} {json.dumps(a)} -> {json.dumps(b)}" for n, (a, b) in self.fields.items())
-        return f"changed at step {self.step:,}: {', '.join(each)}"
-
-    def after(self, last: Change) -> Change:
-        """Both changes of one step as one."""
-        both = {n: (last.fields.get(n, pair)[0], pair[1]) for n, pair in self.fields.items()}
-        both = {**last.fields, **both}
-        return Change(self.step, {name: pair for name, pair in both.items() if pair[0] != pair[1]})
-
-
-def changes_of(manifest: Tree) -> list[Change]:
-    """The changes that a manifest records, the first one first."""
-    found = manifest.get(CHANGES, [])
-    try:
-        return [
-            Change(int(each["step"]), {str(n): (a, b) for n, (a, b) in each["fields"].items()})
-            for each in found
-        ]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"The changes in {MANIFEST} cannot be read.") from error
 
 
 def default_path(recipe: str, seed: int, now: datetime | None = None, root: str = "runs") -> Path:
