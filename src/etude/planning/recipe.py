@@ -25,13 +25,13 @@ from etude.core.ranks import ALONE, Ranks
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.core.user_code import code_files, module_or_file, require_trust
-from etude.data.segments import SegmentBuffer
+from etude.data.segments import SegmentBuffer, nearest_divisor
 from etude.envs import NAMED_BY
 from etude.envs.config import ENVS, EnvConfig
 from etude.models.policies import POLICIES, BasePolicyConfig, PolicyConfig
 from etude.planning import FREE as FREE
 from etude.planning import among
-from etude.rollout.local import COLLECTORS, CollectorConfig
+from etude.rollout.local import COLLECTORS, GROUP, CollectorConfig
 from etude.runs.changes import changes_of
 from etude.runs.folder import RunFolder
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
@@ -120,6 +120,10 @@ class PlanSection:
     notes: list[str] = field(default_factory=list)
 
 
+_FEW = 8
+"""Environments of a group below which a larger one is chosen."""
+
+
 class AlgorithmConfig(Config):
     """Base class of algorithm configs; `kind` is the name in a recipe."""
 
@@ -148,6 +152,21 @@ class AlgorithmConfig(Config):
     def completed(self, recipe: Recipe) -> Recipe:
         """The recipe with fields filled in from the dataset."""
         return recipe
+
+    def fitted(self, recipe: Recipe, given: Collection[str]) -> Recipe:
+        """The recipe with sizes that divide `collector.num_envs`, of fields that are not in `given`
+        and do not divide it already."""
+        config, shards = recipe.collector, recipe.learner.shards
+        agents = 1 if recipe.env is None else recipe.env.num_agents
+        divides = config.num_envs % config.envs_per_group == 0
+        fits = divides and config.num_envs // config.envs_per_group % shards == 0
+        if fits or "collector.envs_per_group" in given or config.num_envs % (agents * shards):
+            return recipe
+        most = config.num_envs // shards
+        group = agents * nearest_divisor(most // agents, max(config.envs_per_group // agents, 1))
+        # A prime number of environments would give groups of one.
+        group = most if group < min(_FEW, config.envs_per_group) and most <= GROUP else group
+        return recipe.replace(collector__envs_per_group=group)
 
     def geometry(self, recipe: Recipe) -> Any:
         """Derived sizes; refuses sizes that do not divide."""
@@ -351,7 +370,8 @@ class Recipe(Config):
         kinds = {s: changes[f"{s}.kind"] for s in REGISTRIES if f"{s}.kind" in changes}
         chosen = {f"{section}.kind" for section in kinds}
         rest = {name: value for name, value in changes.items() if name not in chosen}
-        return super(Recipe, self.with_kinds(kinds, changes))._changed(rest)
+        made = super(Recipe, self.with_kinds(kinds, changes))._changed(rest)
+        return made.algorithm.fitted(made, changes) if "collector.num_envs" in changes else made
 
     def with_kinds(self, kinds: Mapping[str, str], named: Collection[str] = ()) -> Self:
         """The recipe with other kinds, {section: kind}.
