@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from etude.planning.recipe import Recipe, Resolved
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
+from etude.runs.changes import changes_of
 from etude.runs.documents import decode_sealed
 from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
@@ -74,6 +75,7 @@ class Run:
             from etude.building import resuming
 
             self.recipe = resuming.recipe_of(self.folder, trust)
+        self.recipe = recipes.with_changes(self.recipe, self.folder, trust)
 
     @property
     def path(self) -> Path:
@@ -88,7 +90,8 @@ class Run:
         return DiskHistory(self.folder.metrics)
 
     def summary(self) -> dict[str, Any]:
-        """summary.json of a finished run: counts, best evaluation; {} of an unfinished run."""
+        """summary.json of a finished run: counts, best evaluation and its step; {} of an unfinished
+        run."""
         path = self.path / SUMMARY
         try:
             return decode_sealed(path.read_bytes()) if path.exists() else {}
@@ -97,8 +100,15 @@ class Run:
 
     @property
     def exactness(self) -> str:
-        """ "exact: ..." or "not exact: ...", and why."""
-        return str(self.folder.manifest().get("exactness", ""))
+        """ "exact: ..." or "not exact: ...", and why; and the changes of `resume`, if any."""
+        statement = str(self.folder.manifest().get("exactness", ""))
+        return "; ".join([statement, *self.changes])
+
+    @property
+    def changes(self) -> list[str]:
+        """ "changed at step 2,048: algorithm.learning_rate 0.001 -> 0.0001" of each change that a
+        resume made."""
+        return [change.words() for change in changes_of(self.folder.manifest())]
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 hashes of policy, training state and metric rows at the newest checkpoint.
@@ -144,14 +154,16 @@ class Run:
     ) -> dict[str, float]:
         """Metrics of new episodes; nothing is written.
 
-        episodes: their number; default 100, or every motion once for motion imitation. checkpoint:
-        "best", "latest" or a step. stochastic: draw actions as in training. env: changed fields of
-        the environment, for example tolerance=0.05.
+        episodes: their number; default 100, or every motion once for motion imitation. seed: by
+        default one with other episodes than those of the evaluation at the end of training.
+        checkpoint: "best", "latest" or a step. stochastic: draw actions as in training. env:
+        changed fields of the environment, for example tolerance=0.05.
         """
         from etude.evaluate import fresh
 
         policy = loading.chosen_path(self.path, str(checkpoint))
         recipe = self.recipe.replace(**{f"env__{name}": value for name, value in env.items()})
+        seed = fresh.new_seed(recipe) if seed is None else seed
         return summarise(fresh.play(recipe, policy, episodes, seed, stochastic).episodes)
 
     def film(
@@ -276,19 +288,24 @@ def resume(
     checkpoint: int | None = None,
     trust: bool = False,
     pause_after: int | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> Run:
     """Continue a run from its last good checkpoint, bit for bit.
 
-    total_timesteps: a larger budget of steps; schedules then follow the new length. console: show
-    the run on the screen. collector: where rollouts run this time; neither this nor the number of
-    ranks changes a bit. checkpoint: continue from the checkpoint of this step; later ones are set
-    aside. trust: the code that its recipe names may run, now and later. pause_after: save and stop
-    after this iteration of the run; the next resume continues from there.
+    changes: {"algorithm.learning_rate": 1e-4}, settings that are others from here on; the manifest
+    records them with the step. total_timesteps: a larger budget of steps; schedules then follow
+    the new length. console: show the run on the screen. collector: where rollouts run this time;
+    neither this nor the number of ranks changes a bit. checkpoint: continue from the checkpoint of
+    this step; later ones are set aside. trust: the code that its recipe names may run, now and
+    later. pause_after: save and stop after this iteration of the run; the next resume continues
+    from there.
     """
     from etude.building.resuming import ResumeOptions, continue_run
 
     outputs = _outputs(say, on_phase, logs, callbacks)
-    options = ResumeOptions(total_timesteps, collector, checkpoint, trust, pause_after)
+    options = ResumeOptions(
+        total_timesteps, collector, checkpoint, trust, pause_after, dict(changes or {})
+    )
     with joined() as ranks:
         path = continue_run(ranks, Path(path), outputs, console, options)
     return Run(path)

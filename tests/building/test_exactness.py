@@ -23,7 +23,7 @@ from etude.api import Run, resume, train
 from etude.cli.main import main
 from etude.core.errors import UsageError
 from etude.planning import recipes
-from etude.planning.recipe import FREE, _among, fields
+from etude.planning.recipe import FREE, among, fields
 from etude.runs import checkpoint, manifest
 from etude.runs.folder import RunFolder
 from etude.training.saving import RUN
@@ -146,7 +146,7 @@ def as_earlier(run: Path) -> None:
         for new, old in EARLIER.items():
             field = f"{section}.{new}", f"{section}.{old}"
             named = [(field[1] if name == field[0] else name, value) for name, value in named]
-    digest = [field for field in named if not _among(field[0], FREE)]
+    digest = [field for field in named if not among(field[0], FREE)]
     text = yaml.safe_dump(content, sort_keys=False)
     assert "num_envs" not in text
     with RunFolder.open(run) as folder:

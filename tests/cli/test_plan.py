@@ -13,6 +13,9 @@ import etude
 import short_recipes
 from etude.api import train
 from etude.building.build import build, loss_batches
+from etude.cli.options import parse
+from etude.cli.plan import PlanCommand
+from etude.cli.target import find_target
 from etude.core.errors import UsageError
 from etude.core.output import duration, size
 from etude.core.trees import num_bytes
@@ -544,3 +547,39 @@ def test_losses_of_pictures_are_printed_less_often(name: str, batches: int) -> N
     if name == "seek-pictures":
         skip_without_pictures()
     assert loss_batches(resolve(recipes.find(name))) == batches
+
+
+@pytest.mark.parametrize("num_envs", [1, 7, 100, 257, 1000])
+def test_groups_and_minibatches_follow_the_number_of_environments(num_envs: int) -> None:
+    """With an option, and from Python; sizes that divide already stay."""
+    recipe, _ = find_target(["reach", "--collector.num-envs", str(num_envs)])
+    geometry = resolve(recipe).geometry
+    assert geometry.num_envs == num_envs
+    assert num_envs % geometry.envs_per_group == 0
+    assert recipes.reach().replace("collector.num_envs", num_envs) == recipe
+    group = {1: 1, 7: 7, 100: 100, 257: 257, 1000: 125}[num_envs]
+    assert geometry.envs_per_group == group
+    notes = " ".join(etude.plan(recipe).notes)
+    assert f"With collector.num_envs {num_envs:,}: collector.envs_per_group {group}" in notes
+
+
+def test_only_sizes_that_do_not_divide_follow() -> None:
+    usual = recipes.reach()
+    twice = usual.replace("collector.num_envs", 2 * usual.collector.num_envs)
+    assert twice.collector.envs_per_group == usual.collector.envs_per_group
+    assert twice.algorithm == usual.algorithm
+    assert not any("With collector.num_envs" in note for note in etude.plan(usual).notes)
+    # What is given stays, and is refused with sizes that work.
+    given = ["--collector.num-envs=100", "--collector.envs-per-group=64"]
+    with pytest.raises(UsageError, match=r"64 does not divide .* 100\. Sizes that work: .* 50 or"):
+        resolve(find_target(["reach", *given])[0])
+    given = ["--collector.num-envs=100", "--algorithm.minibatch-size=512"]
+    with pytest.raises(UsageError, match=r"minibatch_size 512 does not divide"):
+        resolve(parse("plan", PlanCommand, given, _default(*given)).recipe)
+    shards = ["--collector.num-envs=12", "--learner.shards=4"]
+    recipe = parse("plan", PlanCommand, shards, _default(*shards)).recipe
+    assert resolve(recipe).geometry.num_groups == 4
+
+
+def _default(*options: str) -> PlanCommand:
+    return PlanCommand(recipe=find_target(["reach", *options])[0])

@@ -110,7 +110,10 @@ def test_steps_and_time_to_success(runs: Path, capsys: pytest.CaptureFixture[str
     assert (good["reached"], good["steps_to_success"], good["seconds_to_success"]) == (3, 2000, 20)
     assert (bad["reached"], bad["steps_to_success"]) == (0, None)
     (pair,) = found["probability_of_improvement"]
-    assert pair == {"of": "A", "over": "B", "value": 1.0, "low": 1.0, "high": 1.0}
+    low = 3 / (3 + 1.959963984540054**2)  # Wilson's of 3 in 3
+    expected = {"of": "A", "over": "B", "value": 1.0, "low": low, "high": 1.0}
+    expected |= {"p_value": 0.1, "smallest_p_value": 0.1}  # 2 of the 20 ways to draw 3 of 6
+    assert pair == pytest.approx(expected)
 
 
 def test_the_table_says_it_in_words(
@@ -122,7 +125,11 @@ def test_the_table_says_it_in_words(
     line = next(line for line in text.splitlines() if line.startswith("A "))
     assert "learning_rate 0.001 3 96.0% 96.0%" in " ".join(line.split())
     assert "3 of 3 3,000 0:30" in " ".join(line.split())
-    assert "A scores higher than B with probability 1.00" in text
+    assert (
+        "A scores higher than B with probability 1.00 (95 % interval 0.44 to 1.00; permutation "
+        "test p = 0.1). 3 against 3 runs cannot give a p below 0.1: too few to decide, 4 against "
+        "4 are the fewest."
+    ) in " ".join(text.split())
     assert "algorithm.learning_rate  0.001  0.1" in text
 
 
@@ -135,7 +142,7 @@ def test_a_narrow_table_is_still_one(
     assert max(map(len, text.splitlines())) <= 80
     line = next(line for line in text.splitlines() if line.startswith("A "))
     assert " ".join(line.split()).startswith("A learning_rate")
-    assert len(text.splitlines()) < 14
+    assert len(text.splitlines()) < 15
 
 
 def test_what_changes_no_result_makes_no_group(

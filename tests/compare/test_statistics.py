@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,14 @@ import pytest
 from etude.compare.comparison import (
     band,
     estimate,
+    improvement,
     iqm,
     mean,
     percentiles,
+    permutation_test,
     probability_of_improvement,
 )
+from etude.core.intervals import wilson_of
 
 EXPECTED = json.loads((Path(__file__).parent / "rliable" / "expected.json").read_text())
 
@@ -38,6 +43,77 @@ def test_equal_scores_count_half() -> None:
     assert probability_of_improvement(column(5), column(1, 2, 3)) == 1.0
     two = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
     assert probability_of_improvement(*two) == 0.5  # better in one task, worse in the other
+
+
+@pytest.mark.parametrize(
+    ("runs", "low", "p"),
+    [
+        (1, 0.2065, 1.0),
+        (3, 0.4385, 0.1),
+        (4, 0.5101, 2 / 70),
+        (5, 0.5655, 2 / 252),
+        (10, 0.7225, 2 / 184_756),
+    ],
+)
+def test_groups_that_do_not_overlap_have_the_smallest_p(runs: int, low: float, p: float) -> None:
+    """Wilson's low end of n in n is n / (n + z^2), and 2 of all permutations are as far apart."""
+    found = improvement(np.arange(runs)[:, None] + 100.0, np.arange(runs)[:, None] + 0.0)
+    assert found == pytest.approx((1.0, low, 1.0, p, p), abs=5e-5)
+    turned = improvement(np.arange(runs)[:, None] + 0.0, np.arange(runs)[:, None] + 100.0)
+    assert turned == pytest.approx((0.0, 0.0, 1.0 - low, p, p), abs=5e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (3, 3), (2, 5), (4, 4)])
+def test_p_is_the_share_of_permutations_at_least_as_far_apart(sizes: tuple[int, int]) -> None:
+    """Also of equal scores, which success rates often are."""
+    rng, (n, m) = np.random.default_rng(0), sizes
+    for _ in range(20):
+        both = rng.integers(0, 4, n + m).astype(float)
+
+        def distance(chosen: tuple[int, ...], both: np.ndarray = both) -> float:
+            x, y = both[list(chosen)], np.delete(both, chosen)
+            return abs(float(probability_of_improvement(x[:, None], y[:, None])) - 0.5)
+
+        found = [distance(c) for c in itertools.combinations(range(n + m), n)]
+        p = np.mean([each >= found[0] - 1e-9 for each in found])
+        assert permutation_test(both[:n], both[n:]) == pytest.approx(p)
+
+
+@pytest.mark.parametrize("runs", [3, 5])
+@pytest.mark.parametrize("truth", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize(
+    ("shape", "least"), [("normal", 0.95), ("apart", 0.94), ("all or nothing", 0.88)]
+)
+def test_the_interval_of_few_runs_holds_the_truth(
+    runs: int, truth: float, shape: str, least: float
+) -> None:
+    """In about 95 % of experiments; the bootstrap's interval in far fewer."""
+    rng, trials = np.random.default_rng(3), 1500
+    shift = NormalDist().inv_cdf(truth)
+    y = rng.normal(size=(trials, runs))
+    if shape == "normal":  # both groups scatter alike
+        x = rng.normal(shift * math.sqrt(2), 1.0, (trials, runs))
+    elif shape == "apart":  # the scores of one scatter twice as widely
+        x = rng.normal(shift * math.sqrt(5), 2.0, (trials, runs))
+    else:  # one either fails or succeeds
+        x = np.where(rng.random((trials, runs)) < truth, 10.0, -10.0)
+    values = probability_of_improvement(x[..., None], y[..., None])
+    ends = {value: wilson_of(float(value), runs) for value in np.unique(values)}
+    held = np.mean([ends[v][0] - 1e-9 <= truth <= ends[v][1] + 1e-9 for v in values])
+    assert held >= least - 0.02
+    one = improvement(x[0][:, None], y[0][:, None])
+    assert (one.low, one.high) == ends[one.value]
+
+
+def test_a_bootstrap_of_three_runs_does_not() -> None:
+    """The reason for the other interval: the bootstrap's has no width where all pairs agree."""
+    rng, runs, truth = np.random.default_rng(3), 3, 0.9
+    shift, held = NormalDist().inv_cdf(truth) * math.sqrt(2), 0
+    for _ in range(200):
+        x, y = rng.normal(shift, 1.0, (runs, 1)), rng.normal(size=(runs, 1))
+        found = estimate(probability_of_improvement, x, y, draws=500)
+        held += found.low <= truth <= found.high
+    assert held < 0.6 * 200
 
 
 def test_the_interval_of_two_runs_is_known() -> None:

@@ -17,6 +17,7 @@ from etude.api import Run, train
 from etude.cli import main as cli
 from etude.core.errors import UsageError
 from etude.evaluate import fresh
+from etude.evaluate.evaluation import finish
 from etude.evaluate.report import Evaluated, table
 from etude.rollout.group import evaluate
 from etude.runs import checkpoint
@@ -61,7 +62,8 @@ def test_all_checkpoints_are_a_table_and_a_curve(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(capsys, finished, "--checkpoint", "all", "--episodes", "4")
-    assert "4 fresh episodes each, deterministic, seed 0" in text
+    seed = fresh.new_seed(Run(finished).recipe)
+    assert f"4 fresh episodes each, deterministic, seed {seed}" in text
     assert "success rate of" in text
     assert text.count("best") >= 1
     kept = Path(text.split("Kept in ")[1].splitlines()[0])
@@ -100,8 +102,8 @@ def test_ties_of_the_best_go_to_the_return_then_to_the_later() -> None:
         evaluated(1.0, 5.5, 5),
     ]
     assert max(rows, key=lambda row: row.score) is rows[3]
-    best = [line for line in table(rows).splitlines() if line.rstrip().endswith("best")]
-    assert [line.split()[0] for line in best] == ["4"]
+    highest = [line for line in table(rows).splitlines() if line.rstrip().endswith("highest")]
+    assert [line.split()[0] for line in highest] == ["4"]
 
 
 def test_actions_are_drawn_or_the_most_likely(
@@ -118,7 +120,8 @@ def test_actions_are_drawn_or_the_most_likely(
     policy = fresh.load(finished)
     replayed = evaluate(env, policy, drawn.per_env, drawn.group_key(0), drawn.stochastic)
     assert np.array_equal(replayed["return"], drawn.episodes["return"])
-    assert "stochastic, seed 0" in shown(capsys, finished, "--episodes", "4", "--stochastic")
+    options = ("--episodes", "4", "--stochastic", "--seed", "0")
+    assert "stochastic, seed 0" in shown(capsys, finished, *options)
 
 
 def test_progress_is_told_as_it_goes(finished: Path) -> None:
@@ -192,3 +195,27 @@ def test_films_from_python(finished: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(film, "film", made)
     assert Run(finished).film(4, checkpoint=512)[0].name == "film.mp4"
     assert asked[0].name == checkpoint.step_name(512)
+
+
+def returns(folder: Path | str) -> list[str]:
+    with (Path(folder) / "episodes.csv").open() as stream:
+        return [row["return"] for row in csv.DictReader(stream)]
+
+
+def test_fresh_episodes_are_others_than_those_at_the_end_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tiny_reach(2), tmp_path / "run")
+    finish(run.recipe.replace(evaluation__final_episodes=4), run.path, lambda text: None)
+    (final,) = (run.path / "evaluations").iterdir()
+    seed = fresh.new_seed(run.recipe)
+    found = json.loads(shown(capsys, run.path, "--episodes", "4", "--json"))
+    assert found["seed"] == seed != run.recipe.seed
+    assert returns(found["folder"]) != returns(final)
+    assert run.evaluate(4)["eval/mean_reward"] == found["eval/mean_reward"]
+    # A seed that is named reproduces both.
+    assert f"deterministic, seed {seed}" in shown(capsys, run.path, "--episodes", "4")
+    for number, folder in ((seed, found["folder"]), (run.recipe.seed, final)):
+        options = ("--episodes", "4", "--json", "--seed", str(number))
+        again = json.loads(shown(capsys, run.path, *options))
+        assert returns(again["folder"]) == returns(folder)

@@ -25,6 +25,7 @@ from etude.cli import main as cli
 from etude.cli import watching
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
+from etude.core.intervals import wilson
 from etude.core.keys import Key
 from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import decorated
@@ -34,7 +35,7 @@ from etude.evaluate import footage as footages
 from etude.evaluate.evaluation import new_folder
 from etude.evaluate.footage import Simulated, footage
 from etude.evaluate.fresh import FreshEpisodes
-from etude.evaluate.report import Report, kinds_of, wilson
+from etude.evaluate.report import Report, kinds_of
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.rollout.group import evaluate

@@ -44,6 +44,7 @@ from etude.planning.plan import Plan, counted, make_curriculum
 from etude.planning.recipe import Learner, Recipe, Resolved, code_roots, metrics_of
 from etude.rollout.local import NoCollector, OverlappedCollector, Workers
 from etude.runs import files, manifest
+from etude.runs.changes import CHANGES
 from etude.runs.checkpoint import explain_mismatch
 from etude.runs.documents import encode_sealed
 from etude.runs.folder import RunFolder
@@ -399,8 +400,13 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     now, rows = loop.clock.now, parts.metrics.num_rows if parts.metrics else 0
     tester, saved = loop.evaluator, loop.saver.num_saved
     counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
-    summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
-    summary["exactness"] = folder.manifest().get("exactness", "unknown")
+    best = loop.best
+    summary = {"counts": counts, "episodes": loop.clock.episodes, "best": best and best[:2]}
+    summary["best_step"] = best and best.step
+    known = folder.manifest()
+    summary["exactness"] = known.get("exactness", "unknown")
+    if CHANGES in known:
+        summary[CHANGES] = known[CHANGES]
     files.replace_file(folder.path / SUMMARY, [encode_sealed(summary)])
 
 

@@ -1,8 +1,10 @@
 """Continue a run from its last good checkpoint.
 
-A changed recipe is refused, since it would be another run. With another instruction set, another
-library or another result of the standard computation, bits may differ: the run continues and is
-marked as not exact. A damaged recipe or manifest is restored from the copies in the checkpoints.
+A changed recipe is refused, since it would be another run; settings that the caller of a resume
+changes are others from its step on, and the manifest records them. With another instruction set,
+another library or another result of the standard computation, bits may differ: the run continues
+and is marked as not exact. A damaged recipe or manifest is restored from the copies in the
+checkpoints.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etude.building.build import (
     Interrupted,
@@ -31,21 +33,38 @@ from etude.building.build import (
 from etude.core.clock import Clock
 from etude.core.errors import Damaged, UsageError
 from etude.core.ranks import Ranks, was_restarted
-from etude.core.trees import Tree
-from etude.core.user_code import Untrusted
+from etude.core.trees import Tree, is_array, leaves
+from etude.core.user_code import Untrusted, remember_trust
+from etude.planning import among
 from etude.planning.memory import explain_out_of_memory
 from etude.planning.plan import Plan, make_plan, rank_notes, render
-from etude.planning.recipe import Recipe, Resolved, changes, dump, load, parsed, validated
+from etude.planning.recipe import (
+    CHANGEABLE,
+    AlgorithmConfig,
+    Recipe,
+    Resolved,
+    changes,
+    differing_fields,
+    dump,
+    load,
+    parsed,
+    texts,
+    validated,
+    with_changes,
+)
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system, files, manifest
+from etude.runs.changes import CHANGES, Change, changes_of
 from etude.runs.documents import decode_json
 from etude.runs.folder import MANIFEST, NOT_EXACT, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
 from etude.runs.metrics_log import START
 from etude.training.logs.outputs import Outputs, check
-from etude.training.saving import RUN
+from etude.training.saving import RUN, step_of
 from etude.training.stop import starting
 
+Fields = dict[str, tuple[Any, Any]]
+"""{section.key: (value before, value now)}."""
 USED = "The copy in the newest checkpoint is used."
 
 
@@ -57,6 +76,7 @@ class ResumeOptions(NamedTuple):
     checkpoint: int | None = None
     trust: bool = False
     pause_after: int | None = None
+    changes: dict[str, Any] = {}  # noqa: RUF012 - a default of a tuple, never changed
 
 
 def continue_run(
@@ -84,12 +104,12 @@ def _restored_parts(
 ) -> tuple[Parts | None, Say]:
     """(parts in the state of the checkpoint, say); None if the run has reached its pause."""
 
-    def resolve_on_first() -> tuple[Resolved, tuple[Tree, list[str]]]:
+    def resolve_on_first() -> tuple[Resolved, tuple[Tree, list[str], Fields]]:
         restore(folder, outputs.say, options.trust)
-        run, reasons = _resolve_resumed(folder, ranks, outputs.say, options)
-        return run, (run.recipe.model_dump(mode="json"), reasons)
+        run, reasons, changed = _resolve_resumed(folder, ranks, outputs.say, options)
+        return run, (run.recipe.model_dump(mode="json"), reasons, changed)
 
-    first, (content, reasons) = on_first(ranks, resolve_on_first)
+    first, (content, reasons, changed) = on_first(ranks, resolve_on_first)
     recipe = validated(content, str(folder.recipe))
     run = first or resolve(recipe)
     compare_code(ranks, run)
@@ -99,6 +119,7 @@ def _restored_parts(
     with ExitStack() as closing:  # after a failure or a stop
         closing.callback(parts.close)
         _restore_state(parts, folder, run, say, options)
+        _record_changes(parts, folder, ranks, changed, say)
         clock, stop = parts.loop.clock, parts.loop.stop
         stop.pause_after = options.pause_after
         is_paused = stop.pauses(clock.now.iterations) and not clock.finished
@@ -141,11 +162,16 @@ def _restore_state(
 
 def _resolve_resumed(
     folder: RunFolder, ranks: Ranks, say: Say, options: ResumeOptions
-) -> tuple[Resolved, list[str]]:
-    """(resolved recipe, reasons why the run is not exact any more); says what has changed."""
+) -> tuple[Resolved, list[str], Fields]:
+    """(resolved recipe, reasons why the run is not exact any more, settings that the caller
+    changes); says what has changed."""
     recipe = load(folder.recipe, options.trust)
     saved = copies(folder)
     check_recipe(recipe, saved or {}, folder, say)
+    before = with_changes(recipe, folder, options.trust)
+    recipe = before.replace(**{n.replace(".", "__"): v for n, v in options.changes.items()})
+    changed = differing_fields(before, recipe)
+    check_change(before, recipe, folder)
     check(recipe.logs)
     if options.collector is not None:
         recipe = recipe.replace(collector=options.collector.applied(recipe.collector))
@@ -163,7 +189,7 @@ def _resolve_resumed(
             f"This run failed before (see {found}). A run is exact, so the same failure will "
             "come again unless something changes."
         )
-    return run, [] if saved is None else why_not_exact(folder, now, saved, say)
+    return run, [] if saved is None else why_not_exact(folder, now, saved, say), changed
 
 
 def copies(folder: RunFolder) -> Tree | None:
@@ -198,7 +224,102 @@ def begin_again(folder: RunFolder, now: Tree, say: Say) -> None:
     same = folder.manifest().get("recipe", now["recipe"]) == now["recipe"]
     if not same and RECIPE in folder.changed_texts():
         say(f"{folder.recipe} was changed before the first checkpoint: the run uses the new one.")
-    folder.rewrite(now, {})
+    kept = {CHANGES: folder.manifest()[CHANGES]} if CHANGES in folder.manifest() else {}
+    folder.rewrite(now | kept, {})
+
+
+def check_change(old: Recipe, new: Recipe, folder: RunFolder) -> None:
+    """Refuse a change that the state of the run does not fit.
+
+    Settings of `CHANGEABLE` may change if the geometry, the loops and the shapes of the algorithm's
+    state stay the same.
+    """
+    changed = differing_fields(old, new)
+    for name in changed:
+        section, _, field = name.partition(".")
+        if not among(name, CHANGEABLE) or field == "kind":
+            raise _refusal(changed, [name], folder, "belongs to what the run was built for")
+        part = getattr(new, section)
+        if isinstance(part, AlgorithmConfig) and field in part.read_at_start():
+            raise _refusal(changed, [name], folder, "is read at the start of a run only")
+    learning = [name for name in changed if name.partition(".")[0] in ("algorithm", "rewards")]
+    if not learning:
+        return
+    was, now = resolve(old), resolve(new)
+    for part, why in ((_structure, "geometry and the loops"), (_shapes, "shapes of the state")):
+        if (known := part(was)) != part(now):
+            alone = {n: resolve(old.replace(n, changed[n][1])) for n in learning}
+            wrong = [name for name, run in alone.items() if part(run) != known]
+            raise _refusal(changed, wrong or learning, folder, f"decides the {why} of a run")
+
+
+def _structure(run: Resolved) -> Any:
+    return run.geometry, run.loops
+
+
+def _shapes(run: Resolved) -> dict[str, Any]:
+    """{path: (shape, type)} of the arrays in the state of a run's algorithm, and other names."""
+    state = leaves(run.recipe.algorithm.plan(run).training)
+    return {
+        path: (tuple(leaf.shape), str(leaf.dtype)) if is_array(leaf) else None
+        for path, leaf in state
+    }
+
+
+def _refusal(changed: Fields, wrong: list[str], folder: RunFolder, why: str) -> UsageError:
+    """A change that is refused, with the command that trains it as another run."""
+    several = " or ".join(wrong) if len(wrong) < 4 else f"{wrong[0]} or {len(wrong) - 1} others"
+    earlier = {n: pair for c in changes_of(folder.manifest()) for n, pair in c.fields.items()}
+    wanted = {name: pair[1] for name, pair in (earlier | changed).items()}
+    options = [f"--{name.replace('_', '-')} {_text(value)}" for name, value in wanted.items()]
+    # Another policy or reward network does not start from this one.
+    start = [] if "policy" in {n.partition(".")[0] for n in wrong} else [f"--from {folder.path}"]
+    command = " ".join([f"etude train {folder.recipe}", *start, *options])
+    return UsageError(
+        f"{several} cannot change within a run, since it {why}. Train another one: `{command}`."
+    )
+
+
+def _text(value: Any) -> str:
+    """A value of a recipe as an option has it."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def _record_changes(
+    parts: Parts, folder: RunFolder, ranks: Ranks, changed: Fields, say: Say
+) -> None:
+    """Record the caller's changes in the manifest and the plan, with the present step.
+
+    Earlier changes after this step, of a checkpoint that was set aside, count from here.
+    """
+    step = step_of(parts.loop.clock)
+    if changed and parts.loop.clock.finished:
+        raise UsageError(
+            f"{folder.path} is finished, so nothing is left to train with other settings: add "
+            "--total-timesteps with a larger budget."
+        )
+    if not ranks.is_first:
+        return
+    known = changes_of(folder.manifest())
+    lineage = [change for change in known if change.step < step]
+    for change in [*known[len(lineage) :], Change(step, changed)]:
+        here = change._replace(step=step)
+        is_same_step = bool(lineage) and lineage[-1].step == step
+        lineage = [*lineage[:-1], here.after(lineage[-1])] if is_same_step else [*lineage, here]
+    lineage = [change for change in lineage if change.fields]
+    if lineage == known:
+        return
+    for change in lineage:
+        say(f"{change.words()[:1].upper()}{change.words()[1:]}.")
+    record = {CHANGES: [{"step": each.step, "fields": each.fields} for each in lineage]}
+    folder.rewrite(folder.manifest() | record, {})
+    recipe = with_changes(load(folder.recipe), folder)
+    remember_trust(folder.recipe, texts(recipe))
+    notes = [f"The run was {each.words()}." for each in lineage]
+    plan = make_plan(resolve(recipe), begun=True, ranks=ranks.size, notes=notes)
+    folder.rewrite(folder.manifest(), {PLAN: render(plan), PLAN_JSON: pretty(plan.to_json())})
 
 
 def why_not_exact(folder: RunFolder, now: Tree, saved: Tree, say: Say) -> list[str]:
@@ -307,7 +428,8 @@ def extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Sa
     clock.continue_to(loops)
     if not ranks.is_first:
         return
-    before = load(folder.recipe)  # without this resume's placement of rollouts
+    asked = load(folder.recipe)  # without this resume's placement of rollouts
+    before = with_changes(asked, folder)
     longer = before.replace(clock=run.recipe.clock)
     shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
     was, now = (schedules(done / n.iterations) for n in (shorter, loops))
@@ -319,5 +441,6 @@ def extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Sa
     )
     say(note)
     plan = make_plan(replace(run, recipe=longer), begun=True, ranks=ranks.size, notes=[note])
-    texts = {RECIPE: dump(longer), PLAN: render(plan), PLAN_JSON: pretty(plan.to_json())}
-    folder.rewrite(folder.manifest(), texts)
+    recipe = dump(asked.replace(clock=run.recipe.clock))
+    new = {RECIPE: recipe, PLAN: render(plan), PLAN_JSON: pretty(plan.to_json())}
+    folder.rewrite(folder.manifest(), new)

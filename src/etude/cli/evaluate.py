@@ -49,7 +49,12 @@ class EvalCommand(Trusting, Reporting):
         description="Film a success and a failure of each kind: mp4, webp and a strip of pictures.",
     )
     small: bool = Field(False, description="Films of 640 x 360 instead of 1280 x 720.")
-    seed: int | None = Field(None, ge=0, description="Seed of the episodes; default: the run's.")
+    seed: int | None = Field(
+        None,
+        ge=0,
+        description="Seed of the episodes; default: one derived from the run's, for other episodes "
+        "than those of the evaluation at its end, which have the run's own seed.",
+    )
     env: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(ENVS.validate)] = Field(
         None, description="The run's environment; --env.FIELD VALUE changes a field."
     )

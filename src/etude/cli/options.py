@@ -199,14 +199,14 @@ class Option:
             inner = re.fullmatch(r"\[(.*)\]|\((.*)\)", joined)
             pieces = (joined if inner is None else inner[1] or inner[2] or "").split(",")
             words = [piece.strip() for piece in pieces if piece.strip()]
-            return words if "TEXT" in _placeholder(self.annotation) else [*map(_integer, words)]
+            return words if "TEXT" in _placeholder(self.annotation) else [*map(as_integer, words)]
         if not texts:
             default = f" (default: {_default_text(self.default)})"
             raise UsageError(
                 f"--{name} needs a value{'' if self.default is PydanticUndefined else default}."
             )
         if int in _members(self.annotation) or float in _members(self.annotation):
-            return _integer(texts[0])
+            return as_integer(texts[0])
         if len(texts) > 1:
             return " ".join(texts)
         literals = typing.get_args(self.annotation) if _origin(self.annotation) is Literal else ()
@@ -257,11 +257,11 @@ def _placeholder(annotation: Any) -> str:
     return "|".join(dict.fromkeys(parts))
 
 
-def _integer(text: str) -> str:
+def as_integer(text: str) -> str:
     """1e6 and 1_000_000 as the integers that pydantic reads; other texts as they are."""
     digits = text.replace("_", "") if re.fullmatch(r"[+-]?\d[\d_]*([.eE].*)?", text) else text
     with suppress(ValueError, OverflowError):
-        if re.search(r"[.eE]", digits) and float(digits).is_integer():
+        if re.search(r"[.eE]", digits) and float(digits).isas_integer():
             return str(int(float(digits)))
     return digits
 

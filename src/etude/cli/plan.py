@@ -8,7 +8,7 @@ from pydantic import Field
 
 from etude.api import plan
 from etude.cli.options import Reporting, parse, terminal_width
-from etude.cli.target import Recipe_, Trusting, find_target
+from etude.cli.target import Recipe_, Trusting, find_target, fitted
 from etude.core.errors import UsageError
 from etude.planning.memory import misfits
 from etude.planning.plan import compare_plans, render
@@ -73,4 +73,6 @@ def _variants(recipe: Recipe, text: str) -> tuple[str, list[tuple[str, Recipe]]]
     if not equals or not values:
         raise UsageError(f"--compare takes section.key=a,b,c, not '{text}'.")
     options = [(value, [f"--{field}", value]) for value in values.split(",")]
-    return field, [(value, _parsed(recipe, given).recipe) for value, given in options]
+    return field, [
+        (value, _parsed(fitted(recipe, given), given).recipe) for value, given in options
+    ]

@@ -18,9 +18,9 @@ from etude.compare.comparison import Comparison, compare
 from etude.compare.html_page import RunPage, page
 from etude.core.errors import EtudeError, UsageError
 from etude.core.metrics import COUNTERS, EPISODES, Health
-from etude.planning import FREE, recipes
+from etude.planning import FREE, among, recipes
 from etude.planning.recipe import Recipe, metrics_of
-from etude.runs import files
+from etude.runs import checkpoint, files
 from etude.runs.folder import PLAN_JSON, RECIPE
 
 
@@ -79,23 +79,25 @@ def _compared(
 def page_of(path: Path, trust: bool = False) -> RunPage:
     """The data of a run's page; files that cannot be read become notes."""
     record = reading.read(path)
-    notes: list[str] = []
+    notes, lineage = list[str](), list[str]()
     recipe: Recipe | None = None
-    fingerprint = None
+    fingerprint = best = None
     try:
         run = Run(path, trust)
-        recipe = run.recipe
+        recipe, lineage = run.recipe, run.changes
+        best = checkpoint.best(run.folder.checkpoints)
         fingerprint = run.fingerprint()
     except EtudeError as error:
         notes.append(str(error))
     metrics = COUNTERS + EPISODES if recipe is None else metrics_of(recipe)
     health = Health(metrics, _iterations(path))
     health.follow(record.history)
+    health.best = best
     evaluated = health.evaluated
     return RunPage(
         record,
-        command_of(recipe, path),
-        "" if recipe is None else recipes.changed(recipe),
+        command_of(recipe, path, bool(lineage)),
+        "; ".join([*filter(None, ["" if recipe is None else recipes.changed(recipe)]), *lineage]),
         metrics,
         tuple(health.warnings),
         health.trend,
@@ -114,15 +116,18 @@ def _iterations(path: Path) -> int:
         return 1
 
 
-def command_of(recipe: Recipe | None, path: Path) -> str:
-    """The command that trains the recipe: by its name if that gives the same, else by its file."""
+def command_of(recipe: Recipe | None, path: Path, changed: bool = False) -> str:
+    """The command that trains the recipe: by its name if that gives the same, else by its file.
+
+    changed: a resume has changed settings, and the file has those that the run started with.
+    """
     by_file = f"etude train {shlex.quote(str(path / RECIPE))}"
-    if recipe is None or recipe.name not in recipes.names():
+    if recipe is None or recipe.name not in recipes.names() or changed:
         return by_file
     named = dict(recipes.fields(recipes.made_by(recipe.name)()))
     words = [recipe.name]
     for name, value in recipes.fields(recipe):
-        if named.get(name, "") != value and not reading.among(name, FREE):
+        if named.get(name, "") != value and not among(name, FREE):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             words += [f"--{name.replace('_', '-')}", text]
     try:

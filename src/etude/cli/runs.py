@@ -139,7 +139,7 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
         score,
         _age(run.age),
         size(run.bytes),
-        f"{run.recipe}{seed}",
+        f"{run.recipe}{seed}{''.join(f', {each}' for each in run.changes)}",
         path,
     )
 

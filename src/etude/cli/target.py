@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from etude.cli.options import Called
+from etude.cli.options import Called, as_integer
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.user_code import load_object, trust_texts
@@ -37,7 +38,24 @@ def find_target(arguments: list[str]) -> tuple[Recipe, list[str]]:
     choose."""
     name, rest = arguments[0], with_full_names(arguments[1:])
     trust_texts(text.partition("=")[2] or text for text in rest)
-    return _with_kinds(recipes.find(name, "--trust" in rest), rest), rest
+    return fitted(_with_kinds(recipes.find(name, "--trust" in rest), rest), rest), rest
+
+
+_SIZES = (
+    *("collector.num_envs", "collector.envs_per_group", "learner.shards"),
+    *("algorithm.minibatch_size", "algorithm.rollout_steps", "algorithm.horizon"),
+)
+
+
+def fitted(recipe: Recipe, arguments: list[str]) -> Recipe:
+    """The recipe with sizes that fit `--collector.num-envs`, as defaults of the other options."""
+    texts = {name: _value_of(f"--{name.replace('_', '-')}", arguments) for name in _SIZES}
+    given = {name: as_integer(text) for name, text in texts.items() if text}
+    if "collector.num_envs" not in given:
+        return recipe
+    with suppress(UsageError):  # wrong values are refused where options are parsed
+        return recipe.replace(**{name.replace(".", "__"): text for name, text in given.items()})
+    return recipe
 
 
 def with_full_names(arguments: list[str]) -> list[str]:

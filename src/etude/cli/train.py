@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from etude import api
 from etude.cli.options import Positional, parse
 from etude.cli.target import Recipe_, Trusting, find_target, with_full_names
+from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.history import History
-from etude.core.metrics import ELAPSED, is_offline, step_of
+from etude.core.metrics import ELAPSED, Best, is_offline, step_of
 from etude.core.ranks import is_first_process
+from etude.core.user_code import trust_texts
 from etude.evaluate import evaluation
 from etude.evaluate.fresh import step_of as policy_step
-from etude.planning.recipe import metrics_of
+from etude.planning.recipe import differing_fields, metrics_of
 from etude.rollout.local import Placement
-from etude.runs.folder import NOT_EXACT
+from etude.runs.folder import NOT_EXACT, RECIPE
 
 
 class TrainCommand(Trusting):
@@ -43,7 +46,9 @@ class TrainCommand(Trusting):
 
 
 class ResumeCommand(Trusting):
-    """Continue a run from its last good checkpoint."""
+    """Continue a run from its last good checkpoint. --SECTION.FIELD VALUE changes a setting of the
+    algorithm, the rewards, evaluations, checkpoints or logs from here on, for example
+    --algorithm.learning-rate 1e-4; the run keeps it, and is marked as changed at this step."""
 
     run: Positional[str] = Field(description="The run's folder.")
     checkpoint: int | None = Field(
@@ -79,7 +84,7 @@ def run(arguments: list[str]) -> None:
 
 def run_resume(arguments: list[str]) -> None:
     """Continue a run, and evaluate the policy."""
-    command = parse("resume", ResumeCommand, with_full_names(arguments))
+    command, changes = _parsed_resume(with_full_names(arguments))
     resumed = api.resume(
         Path(command.run),
         command.total_timesteps,
@@ -89,9 +94,41 @@ def run_resume(arguments: list[str]) -> None:
         checkpoint=command.checkpoint,
         trust=command.trust,
         pause_after=command.pause_after,
+        changes=changes,
     )
     if command.pause_after is None or resumed.summary():
         finish(resumed)
+
+
+class _Settings(Config):
+    recipe: Recipe_
+
+
+class _ChangingCommand(ResumeCommand, _Settings):
+    __doc__ = ResumeCommand.__doc__
+
+
+def _parsed_resume(arguments: list[str]) -> tuple[ResumeCommand, dict[str, Any]]:
+    """The command, and the settings of the run that its options change.
+
+    The run is opened only where an option is neither of the command nor of its help.
+    """
+    known = {f"--collector.{name.replace('_', '-')}" for name in Placement.model_fields}
+    names = [argument.partition("=")[0] for argument in arguments]
+    asked = [n for n in names if n.startswith("--") and "." in n and n not in known]
+    run = next((text for text in arguments if (Path(text) / RECIPE).is_file()), None)
+    if not asked or run is None:
+        return parse("resume", ResumeCommand, arguments), {}
+    recipe = api.Run(run, "--trust" in arguments).recipe
+    trust_texts(text for text in arguments if ":" in text)
+    default = _ChangingCommand(run=run, recipe=recipe)
+    command = parse("resume", _ChangingCommand, arguments, default)
+    changes = {n: new for n, (_, new) in differing_fields(recipe, command.recipe).items()}
+    total = changes.pop("clock.total_timesteps", None)
+    if total is not None:
+        changes.pop("clock.epochs", None)
+        command = command.model_copy(update={"total_timesteps": total})
+    return command, changes
 
 
 def say(text: str) -> None:
@@ -103,7 +140,10 @@ def finish(run: api.Run) -> None:
     """Print the result of a run and evaluate its policy, on the first rank."""
     if not is_first_process():
         return
-    best = run.summary()["best"]
+    found = run.summary()
+    best = None
+    if found["best"] is not None:
+        best = Best(*found["best"], found.get("best_step") or policy_step(run.path))
     history = run.history()
     last = history.last
     if last:
@@ -111,6 +151,8 @@ def finish(run: api.Run) -> None:
         print(f"Done in {last[ELAPSED]:.1f} s: {step_of(last):,} {unit}{_speed(history)}.")
     if run.exactness.startswith(NOT_EXACT):
         print(f"This run is {run.exactness}.")
+    elif run.changes:
+        print(f"This run was {'; '.join(run.changes)}.")
     metric = next((m for m in metrics_of(run.recipe) if m.summary and m.name in last), None)
     if metric is not None:
         text = metric.summary.format(value=last[metric.name], row=last, best=best)
@@ -146,7 +188,8 @@ def _evaluated_policy(run: api.Run) -> str:
     last = step_of(row) if row else step
     count = run.summary()["counts"]["evaluations"]
     why = (
-        f"the best of {count} evaluations in training, the latest of equals"
+        f"the best of {count} evaluations in training, the latest of those that sampling error "
+        "cannot tell apart"
         if count > 1
         else "the only one evaluated"
     )

@@ -1,7 +1,9 @@
 """Comparison of groups of runs over seeds: curves, final scores, probability of improvement.
 
-Scores are arrays [..., num_runs, num_tasks]. Intervals are those of Agarwal et al. (2021): the
-bootstrap draws runs with replacement for each task separately (stratified); ends are percentiles.
+Scores are arrays [..., num_runs, num_tasks]. Intervals of means are those of Agarwal et al. (2021):
+the bootstrap draws runs with replacement for each task separately (stratified); ends are
+percentiles. A bootstrap of a probability that all pairs of runs agree on has no width, so that
+interval is in closed form.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import numpy.typing as npt
 
 from etude.compare.reading import RunRecord, key_of, printable, shown
 from etude.core.errors import UsageError
+from etude.core.intervals import wilson_of
 from etude.training.logs.curves import number
 
 SUCCESS, RETURN = "eval/success_rate", "eval/mean_reward"
@@ -97,12 +100,9 @@ class Comparison:
         """A value of the metric as short text."""
         return f"{value:.0%}" if self.is_share else number(value)
 
-    def pairs(self) -> list[tuple[Group, Group, Estimate]]:
+    def pairs(self) -> list[tuple[Group, Group, Improvement]]:
         """(a, b, probability that a run of a scores higher than one of b) of every two groups."""
-        improvement = probability_of_improvement
-        return [
-            (a, b, estimate(improvement, a.final, b.final)) for a, b in combinations(self.groups, 2)
-        ]
+        return [(a, b, improvement(a.final, b.final)) for a, b in combinations(self.groups, 2)]
 
 
 def compare(
@@ -329,8 +329,8 @@ def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
     few = [group.letter for group in groups if len(group.runs) < 5]
     if few:
         notes.append(
-            f"{', '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than five runs, too few "
-            "for an interval to mean much: etude train RECIPE --seeds 5."
+            f"{', '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than five runs, for "
+            "which the interval of a bootstrap is too narrow: etude train RECIPE --seeds 5."
         )
     return tuple(notes)
 
@@ -370,6 +370,47 @@ def probability_of_improvement(x: Scores, y: Scores) -> Any:
     [...]. Equal scores count half."""
     ours, theirs = x[..., :, None, :], y[..., None, :, :]
     return ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(-3, -2, -1))
+
+
+class Improvement(NamedTuple):
+    """The probability that a run of one group scores higher than one of another, and a test."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    """Of the exact two-sided permutation test that both groups have the same scores."""
+    smallest_p_value: float
+    """The smallest one that groups of these sizes can give."""
+
+
+def improvement(x: Scores, y: Scores) -> Improvement:
+    """The probability of improvement of x [n, 1] over y [m, 1], with an interval for few runs.
+
+    The interval is Wilson's for min(n, m) trials: no two distributions of scores give the
+    probability a larger variance than that (van Dantzig, 1951).
+    """
+    value = float(probability_of_improvement(x, y))
+    low, high = wilson_of(value, min(len(x), len(y)))
+    smallest = min(1.0, 2.0 / math.comb(len(x) + len(y), len(x)))
+    return Improvement(value, low, high, permutation_test(x[:, 0], y[:, 0]), smallest)
+
+
+def permutation_test(x: Scores, y: Scores) -> float:
+    """The two-sided p-value of the Mann-Whitney statistic of x [n] and y [m] over all permutations.
+
+    Subsets of n scores are counted by the sum of their ranks; equal scores have their mean rank.
+    """
+    both = np.concatenate([x, y])
+    # Twice the rank is an integer.
+    ranks = (both[:, None] > both).sum(axis=1) + (both[:, None] >= both).sum(axis=1) + 1
+    counts = np.zeros((len(x) + 1, int(ranks.sum()) + 1))
+    counts[0, 0] = 1.0
+    for rank in ranks:
+        counts[1:, rank:] += counts[:-1, :-rank].copy()
+    sums, middle = np.arange(counts.shape[1]), len(x) * (len(both) + 1)
+    is_as_far = abs(sums - middle) >= abs(int(ranks[: len(x)].sum()) - middle)
+    return float(counts[-1, is_as_far].sum() / counts[-1].sum())
 
 
 def estimate(

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from etude.core.errors import UsageError
 from etude.core.metrics import numbers, step_of
 from etude.runs import files
+from etude.runs.changes import changes_of
 from etude.runs.file_system import is_locked
 from etude.runs.finding import disk_bytes, last_modified
 
@@ -48,6 +50,8 @@ class RunEntry:
     age: float
     """Seconds since the last change."""
     bytes: int
+    changes: tuple[str, ...] = ()
+    """The settings that resumes have changed, each with its step."""
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON."""
@@ -73,7 +77,15 @@ def entry(path: Path) -> RunEntry:
         score_name=name,
         age=max(time.time() - changed, 0.0),
         bytes=disk_bytes(path),
+        changes=_changes(path / "manifest.json"),
     )
+
+
+def _changes(manifest: Path) -> tuple[str, ...]:
+    with suppress(OSError, ValueError, RecursionError, UsageError):
+        document = json.loads(_start(manifest, 1 << 20))
+        return tuple(change.words() for change in changes_of(document))
+    return ()
 
 
 def _state(path: Path, newest: int | None) -> State:

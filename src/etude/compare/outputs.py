@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.compare import comparison
-from etude.compare.comparison import Comparison, Estimate, Group
+from etude.compare.comparison import Comparison, Group, Improvement
 from etude.compare.reading import printable
 from etude.evaluate.charts import COLORS, FAINT, drawn, steps_text
 from etude.training.logs.curves import EIGHTHS, duration
@@ -188,12 +188,18 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _better(a: Group, b: Group, p: Estimate) -> str:
-    turned = Estimate(1 - p.value, 1 - p.high, 1 - p.low)
+def _better(a: Group, b: Group, p: Improvement) -> str:
+    turned = p._replace(value=1 - p.value, low=1 - p.high, high=1 - p.low)
     first, second, shown = (a, b, p) if p.value >= 0.5 else (b, a, turned)
-    return (
+    text = (
         f"{first.letter} scores higher than {second.letter} with probability {shown.value:.2f} "
-        f"(95 % interval {shown.low:.2f} to {shown.high:.2f})"
+        f"(95 % interval {shown.low:.2f} to {shown.high:.2f}; permutation test p = {p.p_value:.2g})"
+    )
+    if p.smallest_p_value <= 0.05:
+        return text
+    return (
+        f"{text}. {len(first.runs)} against {len(second.runs)} runs cannot give a p below "
+        f"{p.smallest_p_value:.2g}: too few to decide, 4 against 4 are the fewest."
     )
 
 

@@ -15,7 +15,8 @@ import yaml
 from etude.core.errors import Damaged, UsageError
 from etude.core.history import Row, Thinned
 from etude.core.metrics import ELAPSED, is_offline, numbers, step_of
-from etude.planning import FREE
+from etude.planning import FREE, among
+from etude.runs.changes import changes_of
 from etude.runs.folder import METRICS, RECIPE, RunFolder
 from etude.runs.metrics_log import DiskHistory
 
@@ -108,6 +109,10 @@ def read(path: Path) -> RunRecord:
     except Damaged:
         manifest = {}
     settings = flat(_content(str(folder.copies()["recipe"]), path / RECIPE))
+    for change in changes_of(manifest):
+        for name, (_, value) in change.fields.items():
+            if not among(name, FREE):
+                settings[printable(f"{name} from step {change.step:,} on")] = value
     return RunRecord(path, settings, DiskHistory(path / METRICS).thinned(), manifest)
 
 
@@ -139,11 +144,6 @@ def flat(content: Mapping[Any, Any]) -> dict[str, Any]:
         else:
             found[printable(name)] = value
     raise UsageError(f"A recipe holds more than {_MOST_ITEMS:,} items.")
-
-
-def among(name: str, fields: Sequence[str]) -> bool:
-    """Whether a field is one of `fields`, or in a section that is."""
-    return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
 def shown(value: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from etude.core.history import Row as LogRow
 from etude.core.history import Thinned, history_of
+from etude.core.intervals import Interval, difference_of_means, difference_of_rates
 
 ITERATIONS, ELAPSED = "iterations", "time/time_elapsed"
 
@@ -122,7 +123,7 @@ class Metric:
     """Whether `logs.losses` adds lines of its mean per iteration and batch."""
     summary: str = ""
     """Format of the last evaluation in the summary of a run, of `value`, the whole `row`, and
-    `best`, the pair of numbers by which the evaluator compares policies."""
+    `best`, the `Best` of the run."""
     score: bool = False
     """Whether evaluations are compared by it, higher is better; the first of several counts
     most."""
@@ -144,32 +145,56 @@ def declares(metrics: Metrics) -> Callable[[str], bool]:
     return lambda name: name in names or name.startswith(prefixes)
 
 
+class Best(NamedTuple):
+    """The evaluation of the policy that a run keeps as its best.
+
+    Checkpoints have it: `etude.training.evaluation` compares, and everything that names a best
+    shows this one.
+    """
+
+    success: float
+    """Success rate; on held-out episodes of a dataset, their score."""
+    reward: float
+    """Mean reward; on held-out episodes of a dataset, the negative loss."""
+    step: int
+    """Environment steps, or updates in offline learning; also the name of the checkpoint."""
+
+    def value(self, metric: str) -> float:
+        """The value of a metric that evaluations are compared by."""
+        return self.success if metric.endswith("success_rate") else self.reward
+
+
 class Evaluated(NamedTuple):
-    """The log rows of the last and of the best evaluation of a run."""
+    """The last evaluation of a run, beside the best."""
 
     metric: Metric
     """The metric that evaluations are compared by; higher is better."""
     last: Row
-    best: Row
+    best: Best | None
 
     def words(self) -> str:
         """Both in words, for example "eval return 12.00 (best 340.10 at 40,960)"."""
-        last, best = (format(row[self.metric.name], self.metric.format) for row in self[1:])
-        return f"{self.metric.label} {last} (best {best} at {step_of(self.best):,})"
+        name, shown = self.metric.name, self.metric.format
+        text = f"{self.metric.label} {self.last[name]:{shown}}"
+        if self.best is None:
+            return text
+        return f"{text} (best {self.best.value(name):{shown}} at {self.best.step:,})"
 
 
 class Health:
-    """Follows the log rows of a run: its trend, best evaluation and warnings.
+    """Follows the log rows of a run: its trend, last evaluation and warnings.
 
-    All its state follows from the rows, so that a resumed run gives the same as one that never
-    stopped.
+    All its state follows from the rows and `best`, which is that of the checkpoint, so that a
+    resumed run gives the same as one that never stopped.
     """
 
     def __init__(self, metrics: Metrics, total_iterations: int) -> None:
         self.metrics, self._total = metrics, max(total_iterations, 1)
         self._kept = Thinned[Row]()
         self._rows: list[Row] | None = None
-        self._evaluations: dict[str, tuple[Row, Row]] = {}
+        self._last: dict[str, Row] = {}
+        self.best: Best | None = None
+        """The best evaluation, which the loop or the reader of a run's folder sets."""
         self.progress = 0.0
         """Fraction of the run's iterations that is done."""
         self.explored_by = next((m.explored_by for m in metrics if m.explored_by), "")
@@ -183,9 +208,9 @@ class Health:
     def follow(self, history: Thinned[LogRow]) -> None:
         """Add rows that are thinned already."""
         self._kept, self._rows = history.mapped(self._declared), None
-        self._evaluations = {}
+        self._last = {}
         for row in self.rows:
-            self._compare(row)
+            self._remember(row)
         for row in [*history][-1:]:
             self.progress = (row.get(ITERATIONS) or 0.0) / self._total
 
@@ -195,20 +220,14 @@ class Health:
         declared = self._declared(row)
         self._kept.add(declared, len(row))
         self._rows = None
-        self._compare(declared)
+        self._remember(declared)
 
     def _declared(self, row: Mapping[str, Any]) -> Row:
         return {name: value for name, value in numbers(row).items() if self._declares(name)}
 
-    def _compare(self, row: Row) -> None:
-        """Remember a row with an evaluation as the last one, and perhaps as the best."""
-        for metric in self._scores:
-            if metric.name in row:
-                _, best = self._evaluations.get(metric.name, (row, row))
-                self._evaluations[metric.name] = row, max(row, best, key=self._score)
-
-    def _score(self, row: Row) -> list[float]:
-        return [row.get(m.name, -math.inf) for m in self._scores]
+    def _remember(self, row: Row) -> None:
+        """Remember a row with an evaluation as the last one."""
+        self._last |= {metric.name: row for metric in self._scores if metric.name in row}
 
     @property
     def rows(self) -> list[Row]:
@@ -234,9 +253,9 @@ class Health:
 
     @property
     def evaluated(self) -> Evaluated | None:
-        """The last evaluation, and the one with the highest score (the latest of equals)."""
-        metric = next((m for m in self._scores if m.name in self._evaluations), None)
-        return None if metric is None else Evaluated(metric, *self._evaluations[metric.name])
+        """The last evaluation, and the best."""
+        metric = next((m for m in self._scores if m.name in self._last), None)
+        return None if metric is None else Evaluated(metric, self._last[metric.name], self.best)
 
     @property
     def warnings(self) -> list[Warning]:
@@ -280,31 +299,83 @@ def noise_of(values: Sequence[float]) -> float:
     return median(abs(b - a) for a, b in pairwise(values))
 
 
-def _lost(values: Sequence[float], begun: Sequence[float] = ()) -> bool:
+def _lost(best: float, before: Sequence[float], last: float) -> bool:
     """Whether more than half of the gain up to the best value is lost at the end.
 
-    `begun`: earlier values. If the first value is the best, half of its size counts as the gain.
+    before: earlier values. If none is lower, half of the size of the best counts as the gain.
     """
-    best = max(values)
-    gained = best - min([*begun, *values[: values.index(best) + 1]]) or 0.5 * abs(best)
-    return gained > 0.1 * abs(best) and best - values[-1] > 0.5 * gained
+    gained = best - min([*before, best]) or 0.5 * abs(best)
+    return gained > 0.1 * abs(best) and best - last > 0.5 * gained
 
 
-def find_regression(health: Health) -> tuple[str, float, float] | None:
-    """(metric, best value, last value) if the policy has become much worse; else None.
+class Regression(NamedTuple):
+    """A policy that has become much worse."""
+
+    name: str
+    """The metric that shows it."""
+    best: float
+    last: float
+    interval: Interval | None = None
+    """The 95 % interval of the fall, best - last, between two evaluations."""
+
+
+def find_regression(health: Health) -> Regression | None:
+    """The fall from the best policy to the present one, if it has lost most of what it gained.
 
     Measured by evaluations or, if the last one is not recent, by training episodes, unless a
-    curriculum makes these harder.
+    curriculum makes these harder. A difference between two evaluations that their sampling error
+    explains is not a fall.
     """
     name, in_training = episode_metric(health, "eval"), episode_metric(health)
-    begun, values = health.series(in_training)[:1], health.series(name)
-    if values and _lost(values, begun if _same_kind(name, in_training) else ()):
-        return name, max(values), values[-1]
+    begun, evaluations = health.series(in_training)[:1], [r for r in health.rows if name in r]
+    if evaluations and health.best is not None:
+        fall = _fall(health.best, name, evaluations, begun * _same_kind(name, in_training))
+        if fall is not None:
+            return fall
     hard = any(name.startswith("curriculum/") for name in health.rows[-1])
     if hard or health.series(name, health.rows[-2 * RECENT :]):
         return None
     values = smooth(health.series(in_training))
-    return (in_training, max(values), values[-1]) if values and _lost(values) else None
+    highest = max(values, default=0.0)
+    if not values or not _lost(highest, values[: values.index(highest)], values[-1]):
+        return None
+    return Regression(in_training, highest, values[-1])
+
+
+def _fall(
+    best: Best, name: str, evaluations: Sequence[Row], begun: Sequence[float]
+) -> Regression | None:
+    """The fall from the best evaluation to the last; begun: the first of training episodes.
+
+    The row of the best is the first one at or after its step: a row has the last evaluation of its
+    cycle only.
+    """
+    last, value = evaluations[-1], best.value(name)
+    before = [row[name] for row in evaluations if step_of(row) <= best.step]
+    if not _lost(value, [*begun, *before], last[name]):
+        return None
+    kept = next((row for row in evaluations if step_of(row) >= best.step), last)
+    interval = _difference(name, value, kept, last)
+    is_noise = interval is not None and interval[0] <= 0.0
+    return None if is_noise else Regression(name, value, last[name], interval)
+
+
+def _difference(name: str, best: float, kept: Row, last: Row) -> Interval | None:
+    """The interval of best - last from the number and the spread of the episodes of each; None if
+    the rows do not have them.
+
+    For motion imitation it is too wide, since differences between motions count as well.
+    """
+    counts = [row.get("eval/episodes", 0.0) for row in (kept, last)]
+    if min(counts) < 1.0:
+        return None
+    if name.endswith("success_rate"):
+        return difference_of_rates(best, counts[0], last[name], counts[1])
+    spreads = [row.get("eval/std_reward", math.nan) for row in (kept, last)]
+    if any(map(math.isnan, spreads)):
+        return None
+    errors = [spread / math.sqrt(count) for spread, count in zip(spreads, counts, strict=True)]
+    return difference_of_means(best, errors[0], last[name], errors[1])
 
 
 def _same_kind(name: str, other: str) -> bool:
@@ -315,12 +386,16 @@ def got_worse(health: Health) -> Warning | None:
     found = find_regression(health)
     if found is None:
         return None
-    name, best, now = found
-    metric = next(metric for metric in health.metrics if metric.name == name)
+    metric = next(metric for metric in health.metrics if metric.name == found.name)
+    best, last = (format(value, metric.format) for value in found[1:3])
+    spread = ""
+    if found.interval is not None:
+        low, high = (format(end, metric.format) for end in found.interval)
+        spread = f", with 95 % confidence by {low} to {high}"
     return Warning(
         f"{metric.label} fell",
-        f"from {format(best, metric.format)} to {format(now, metric.format)}: the best policy is "
-        "kept; to go further, train with smaller steps (algorithm.learning_rate)",
+        f"from {best} to {last}{spread}: the best policy is kept; to go further, train with "
+        "smaller steps (algorithm.learning_rate)",
     )
 
 
@@ -455,7 +530,8 @@ EPISODES: Metrics = (
         ".1%",
         Column(90, 13),
         Curve(2, "bright_green", (0, 1)),
-        summary="{value:.1%} success, mean reward {row[eval/mean_reward]:.2f}; best {best[0]:.1%}",
+        summary="{value:.1%} success, mean reward {row[eval/mean_reward]:.2f}; best "
+        "{best.success:.1%} at {best.step:,}",
         check=needs_noise,
         score=True,
     ),
@@ -465,7 +541,7 @@ EPISODES: Metrics = (
         ".2f",
         Column(91, 12),
         Curve(3, "bright_green"),
-        summary="mean reward {value:.2f}; best {best[1]:.2f}",
+        summary="mean reward {value:.2f}; best {best.reward:.2f} at {best.step:,}",
         check=got_worse,
         score=True,
     ),

@@ -95,8 +95,9 @@ def examine(
 ) -> dict[str, Any]:
     """Evaluate a policy of a run, keep the report in a new folder, and return its metrics.
 
-    checkpoint: "best", "latest" or a step. stochastic: sample actions, as in training. small:
-    small films. A run without an environment is evaluated on its held-out episodes.
+    seed: default `fresh.new_seed`. checkpoint: "best", "latest" or a step. stochastic: sample
+    actions, as in training. small: small films. A run without an environment is evaluated on its
+    held-out episodes.
     """
     if recipe.env is None:
         if checkpoint != BEST or stochastic:
@@ -113,6 +114,7 @@ def examine(
         film.check(recipe)
     policy = chosen_path(path, checkpoint)
     recipe = recipe_with_sentence(recipe, policy)
+    seed = fresh.new_seed(recipe) if seed is None else seed
     report = played(recipe, policy, episodes, seed, stochastic)
     say(_for_terminal(report))
     for name in _changed_code(recipe, path):

@@ -65,6 +65,14 @@ class FreshEpisodes:
         return self.key.child(LABEL, group)
 
 
+def new_seed(recipe: Recipe) -> int:
+    """A seed of episodes that a run has not played: neither in training nor at its end.
+
+    The same for every policy of a run, so that they play the same episodes.
+    """
+    return 100_000 + Key(recipe.seed).child("evaluate again").integer() % 900_000
+
+
 def load(path: Path, trust: bool = False) -> BasePolicy:
     """Load the policy of a run, a checkpoint or a policy folder; trust: its code may run."""
     arrays, contract = policy_parts(path)
@@ -96,7 +104,8 @@ def play(
 ) -> FreshEpisodes:
     """Play episodes with the policy at `path`, a function of recipe, policy, number and seed.
 
-    episodes: default 100, or every motion once for imitation. stochastic: sample actions, as in
+    episodes: default 100, or every motion once for imitation. seed: default the run's, whose
+    episodes are those of the evaluation at its end. stochastic: sample actions, as in
     training. tick: called with the numbers of finished and of all episodes.
     """
     recipe = recipe_with_sentence(recipe, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.core.contracts import KINDS, Array
+from etude.core.intervals import wilson
 from etude.core.output import csv_text, new_table, rendered
 from etude.evaluate.fresh import FreshEpisodes
 from etude.runs import files
@@ -25,26 +25,12 @@ from etude.training.logs.curves import number, spark
 
 SUCCESS, FAILURE = "success", "failure"
 EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
-_Z = 1.959963984540054
-"""Half the width of a 95 % interval, in standard deviations."""
 _MILLIMETRES = ("placement_error", "drop_height", "final_distance")
 """Statistics in metres that the table has in millimetres."""
 _MAX_NUMBERS = 8
 """Episode numbers in a line of the table of failures."""
 _WIDTH, _HEIGHT = 60, 6
 """Characters of a curve."""
-
-
-def wilson(successes: int, episodes: int) -> tuple[float, float]:
-    """The 95 % Wilson interval of a success rate, which is also right for 0 % and 100 %."""
-    if episodes < 1:
-        return 0.0, 1.0
-    share, spread = successes / episodes, _Z * _Z / episodes
-    middle = share + spread / 2
-    half = _Z * math.sqrt(share * (1 - share) / episodes + spread / (4 * episodes))
-    low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
-    # Rounding must not put the estimate outside of its own interval.
-    return min(max(low, 0.0), share), max(min(high, 1.0), share)
 
 
 def kinds_of(played: FreshEpisodes) -> list[str]:
@@ -205,7 +191,7 @@ class Evaluated:
 
     @property
     def score(self) -> tuple[float, float, int]:
-        """Success rate, mean return, step: the largest is the best."""
+        """Success rate, mean return, step; the table marks the largest as the highest."""
         success = self.metrics.get("eval/success_rate", 0.0)
         return success, self.metrics.get("eval/mean_reward", 0.0), self.step
 
@@ -218,7 +204,7 @@ def table(rows: Sequence[Evaluated], width: int = 100, color: bool = False) -> s
         f"{first['eval/episodes']:.0f} fresh episodes each, {_drawn(first['stochastic'])}, "
         f"seed {seeds}"
     )
-    best = max(rows, key=lambda row: row.score)
+    highest = max(rows, key=lambda row: row.score)
     with_success = any("eval/success_rate" in row.metrics for row in rows)
     names = ["step", *(["success", "95 % interval"] if with_success else []), "return", "length"]
     shown = new_table("run" if len(runs) > 1 else "", *names, "", left=("",))
@@ -231,8 +217,8 @@ def table(rows: Sequence[Evaluated], width: int = 100, color: bool = False) -> s
             *(_success(row.metrics) if with_success else []),
             f"{mean:,.2f} ± {spread:,.2f}",
             f"{row.metrics.get('eval/mean_ep_length', 0.0):,.1f}",
-            "best" if row is best else "best in training" if is_marked else "",
-            style="bold" if row is best else "",
+            " and ".join([*["highest"] * (row is highest), *["best in training"] * is_marked]),
+            style="bold" if row is highest else "",
         )
     parts: list[Any] = [title, shown]
     for run, group in groupby(rows, lambda row: row.run):

@@ -17,3 +17,8 @@ FREE = (
     "logs",
 )
 """Fields and sections that do not change results: a resume may change them."""
+
+
+def among(name: str, fields: tuple[str, ...]) -> bool:
+    """Whether a field is one of `fields`, or in a section that is."""
+    return any(name == field or name.startswith(f"{field}.") for field in fields)

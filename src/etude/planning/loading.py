@@ -67,8 +67,8 @@ def policy_path(path: Path) -> Path:
         for name in ("best", "final", "latest"):
             if found := checkpoint.marked_checkpoint(folder, name):
                 return found
-        there, best = policies(path), checkpoint.best_step(folder)
-        return there[max(there) if best not in there else best]
+        there, best = policies(path), checkpoint.best(folder)
+        return there[max(there) if best is None or best.step not in there else best.step]
     names = ("policy", "manifest.json", "contract.json", "arrays.safetensors")
     if path.exists() and not any((path / name).exists() for name in names):
         raise UsageError(

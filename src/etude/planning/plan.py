@@ -16,7 +16,7 @@ from etude.core.contracts import ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.output import amount, duration, rendered, size
 from etude.core.trees import Tree, leaves, num_bytes
-from etude.planning import memory
+from etude.planning import memory, recipes
 from etude.planning.loading import Start, checked_start
 from etude.planning.recipe import PlanSection, Recipe, Resolved, dump, kinds_with
 from etude.runs import checkpoint, tensors
@@ -320,6 +320,20 @@ def _check_groups(run: Resolved) -> None:
         )
 
 
+def _size_notes(recipe: Recipe) -> list[str]:
+    """A note about sizes that differ from the named recipe with the number of environments."""
+    if recipe.name not in recipes.names() or recipe.env is None:
+        return []
+    usual = recipes.made_by(recipe.name)()
+    sizes = ("collector.num_envs", "collector.envs_per_group", "algorithm.minibatch_size")
+    here, there = (dict(recipes.fields(each)) for each in (recipe, usual))
+    if here[sizes[0]] == there[sizes[0]]:
+        return []
+    apart = [n for n in sizes[1:] if n in here and n in there and here[n] != there[n]]
+    words = [f"{name} {here[name]:,} (the recipe has {there[name]:,})" for name in apart]
+    return [f"With collector.num_envs {here[sizes[0]]:,}: {', '.join(words)}."] if words else []
+
+
 def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
     notes = list(spec.notes)
     if spec.agents > 1:
@@ -327,6 +341,7 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
             f"Each of the {spec.agents} agents of an environment counts as an environment: steps, "
             "buffer and episodes are those of agents, and are not multiplied again."
         )
+    notes += _size_notes(recipe)
     if recipe.collector.lag:
         notes.append(
             "Each iteration is collected during the training of the one before it, with the "

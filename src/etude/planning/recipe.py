@@ -18,19 +18,21 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
 from etude.core.clock import ClockConfig, IntervalText, Loops
 from etude.core.config import SECONDS, Config
 from etude.core.contracts import Algorithm, ArraySpec, EnvSpec, Exactness
-from etude.core.errors import UsageError
+from etude.core.errors import Damaged, UsageError
 from etude.core.keys import Key
 from etude.core.metrics import COUNTERS, EPISODES, Metrics
 from etude.core.ranks import ALONE, Ranks
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.core.user_code import code_files, module_or_file, require_trust
-from etude.data.segments import SegmentBuffer
+from etude.data.segments import SegmentBuffer, nearest_divisor
 from etude.envs import NAMED_BY
 from etude.envs.config import ENVS, EnvConfig
 from etude.models.policies import POLICIES, BasePolicyConfig, PolicyConfig
 from etude.planning import FREE as FREE
-from etude.rollout.local import COLLECTORS, CollectorConfig
+from etude.planning import among
+from etude.rollout.local import COLLECTORS, GROUP, CollectorConfig
+from etude.runs.changes import changes_of
 from etude.runs.folder import RunFolder
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import AnyEvaluator, EvaluationConfig
@@ -118,6 +120,10 @@ class PlanSection:
     notes: list[str] = field(default_factory=list)
 
 
+_FEW = 8
+"""Environments of a group below which a larger one is chosen."""
+
+
 class AlgorithmConfig(Config):
     """Base class of algorithm configs; `kind` is the name in a recipe."""
 
@@ -135,6 +141,10 @@ class AlgorithmConfig(Config):
 
     kind: str
 
+    def read_at_start(self) -> Collection[str]:
+        """Its fields that only the start of a run reads, since the run's state has their values."""
+        return ()
+
     def schedules(self, progress: float) -> dict[str, float]:
         """{field: value} of scheduled fields at a progress from 0 (start) to 1 (end)."""
         return {}
@@ -142,6 +152,21 @@ class AlgorithmConfig(Config):
     def completed(self, recipe: Recipe) -> Recipe:
         """The recipe with fields filled in from the dataset."""
         return recipe
+
+    def fitted(self, recipe: Recipe, given: Collection[str]) -> Recipe:
+        """The recipe with sizes that divide `collector.num_envs`, of fields that are not in `given`
+        and do not divide it already."""
+        config, shards = recipe.collector, recipe.learner.shards
+        agents = 1 if recipe.env is None else recipe.env.num_agents
+        divides = config.num_envs % config.envs_per_group == 0
+        fits = divides and config.num_envs // config.envs_per_group % shards == 0
+        if fits or "collector.envs_per_group" in given or config.num_envs % (agents * shards):
+            return recipe
+        most = config.num_envs // shards
+        group = agents * nearest_divisor(most // agents, max(config.envs_per_group // agents, 1))
+        # A prime number of environments would give groups of one.
+        group = most if group < min(_FEW, config.envs_per_group) and most <= GROUP else group
+        return recipe.replace(collector__envs_per_group=group)
 
     def geometry(self, recipe: Recipe) -> Any:
         """Derived sizes; refuses sizes that do not divide."""
@@ -345,7 +370,8 @@ class Recipe(Config):
         kinds = {s: changes[f"{s}.kind"] for s in REGISTRIES if f"{s}.kind" in changes}
         chosen = {f"{section}.kind" for section in kinds}
         rest = {name: value for name, value in changes.items() if name not in chosen}
-        return super(Recipe, self.with_kinds(kinds, changes))._changed(rest)
+        made = super(Recipe, self.with_kinds(kinds, changes))._changed(rest)
+        return made.algorithm.fitted(made, changes) if "collector.num_envs" in changes else made
 
     def with_kinds(self, kinds: Mapping[str, str], named: Collection[str] = ()) -> Self:
         """The recipe with other kinds, {section: kind}.
@@ -396,9 +422,15 @@ LATER = (
 of the run, and paths of files that are known by their hash or not needed any more."""
 
 
+CHANGEABLE = ("algorithm", "rewards", "evaluation", *FREE)
+"""Sections and fields that `etude resume --SECTION.FIELD VALUE` may change from a step on, where
+the geometry, the loops and the shapes of the run's state stay the same. The environment, the
+policy, the seed and the clock are not among them."""
+
+
 def digest(recipe: Recipe) -> str:
     """SHA-256 of the fields that decide results: equal for recipes that differ only in FREE."""
-    named = [(name, value) for name, value in fields(recipe) if not _among(name, FREE)]
+    named = [(name, value) for name, value in fields(recipe) if not among(name, FREE)]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
@@ -409,10 +441,33 @@ def changes(old: Recipe, new: Recipe) -> tuple[list[str], list[str]]:
     allowed: list[str] = []
     for name in [*now, *(name for name in before if name not in now)]:
         was, is_now = (json.dumps(fields.get(name)) for fields in (before, now))
-        if was != is_now and not _among(name, FREE):
-            kind = allowed if _among(name, LATER) else refused
+        if was != is_now and not among(name, FREE):
+            kind = allowed if among(name, LATER) else refused
             kind.append(f"{name} was {was} and is {is_now}")
     return refused, allowed
+
+
+def differing_fields(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """{section.key: (value in old, value in new)} of all fields that differ."""
+    before, now = dict(fields(old)), dict(fields(new))
+    names = dict.fromkeys([*now, *before])
+    pairs = {name: (before.get(name), now.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def with_changes(recipe: Recipe, folder: RunFolder, trust: bool = False) -> Recipe:
+    """The recipe of a run with the settings that resumes have changed; trust: as of `load`."""
+    try:
+        found = changes_of(folder.manifest())
+    except Damaged:  # a resume restores it
+        return recipe
+    # Before validation, which imports the kinds that values name.
+    require_trust(_texts([change.fields for change in found]), folder.recipe, trust)
+    for change in found:
+        if wrong := [name for name in change.fields if not among(name, CHANGEABLE)]:
+            raise UsageError(f"The manifest of {folder.path} changes {wrong[0]}, which cannot be.")
+        recipe = recipe.replace(**{n.replace(".", "__"): b for n, (_, b) in change.fields.items()})
+    return recipe
 
 
 def fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
@@ -426,10 +481,6 @@ def fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
                 yield f"{prefix}{name}", value
 
     return inside(recipe.model_dump(mode="json"), "")
-
-
-def _among(name: str, fields: tuple[str, ...]) -> bool:
-    return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
 MAX_BYTES, MAX_ITEMS, MAX_BITS = 1 << 18, 1 << 16, 1 << 10

@@ -19,6 +19,7 @@ from etude.planning.recipe import fields as fields
 from etude.planning.recipe import load as load
 from etude.planning.recipe import texts as texts
 from etude.planning.recipe import validated as validated
+from etude.planning.recipe import with_changes as with_changes
 
 names, purpose = RECIPES.names, RECIPES.purpose
 

@@ -7,7 +7,7 @@ shard of a rollout as tensors, and the minibatches drawn from it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +21,13 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import num_bytes
-from etude.data.segments import BufferSpec, SegmentBuffer, SegmentGeometry, episode_starts
+from etude.data.segments import (
+    BufferSpec,
+    SegmentBuffer,
+    SegmentGeometry,
+    episode_starts,
+    nearest_divisor,
+)
 from etude.models.actor_critic import ActorCritic, Memory
 from etude.models.policies import Features, make_policy, map_features
 from etude.planning import memory
@@ -89,6 +95,16 @@ class OnPolicyConfig(AlgorithmConfig):
     def may_stop_early(self) -> str | None:
         """Why an update may have fewer gradient steps than planned; None if it cannot."""
         return None
+
+    def fitted(self, recipe: Recipe, given: Collection[str]) -> Recipe:
+        """Sizes that divide `collector.num_envs`, and minibatches that divide the buffer."""
+        recipe = super().fitted(recipe, given)
+        buffer = recipe.collector.num_envs * self.rollout_steps
+        unit, size = self.horizon * recipe.learner.shards, self.minibatch_size
+        if buffer % size == 0 or "algorithm.minibatch_size" in given or buffer % unit:
+            return recipe
+        near = unit * nearest_divisor(buffer // unit, max(size // unit, 1))
+        return recipe.replace(algorithm__minibatch_size=near)
 
     def geometry(self, recipe: Recipe) -> SegmentGeometry:
         """The geometry of the buffer. Raise an error for sizes that do not divide and for

@@ -22,7 +22,7 @@ share them agree bit for bit. `rl/base.py` sums, checks and applies gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial, reduce
 from operator import itemgetter
 from statistics import fmean, median
@@ -206,6 +206,9 @@ class PPOConfig(OnPolicyConfig):
         "this (rsl_rl's adaptive schedule); none follows final_learning_rate.",
     )
     normalise_rewards: bool = Field(True, description="Divide rewards by the std of returns.")
+
+    def read_at_start(self) -> Collection[str]:
+        return () if self.desired_kl is None else ("learning_rate",)
 
     def schedules(self, progress: float) -> dict[str, float]:
         """Values of the fields that change over a run, at a progress from 0 to 1."""

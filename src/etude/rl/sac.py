@@ -17,7 +17,7 @@ the two updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -62,6 +62,9 @@ class SACConfig(OffPolicyConfig):
         None,
         description="Entropy that a learned coefficient aims at; None: minus the action dimension.",
     )
+
+    def read_at_start(self) -> Collection[str]:
+        return ("initial_alpha",)
 
     def make(self, *parts: Any, **named: Any) -> SAC:
         return SAC(self, *parts, **named)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from etude.core.errors import Damaged, EtudeError, UsageError, describe_error, is_out_of_memory
+from etude.core.metrics import Best
 from etude.core.trees import Tree, is_array, leaves
 from etude.runs import files
 from etude.runs.documents import Malformed, assemble, decode_json, encode_json, plain
@@ -439,11 +440,20 @@ def policies(folder: Path) -> dict[int, Path]:
     }
 
 
-def best_step(folder: Path) -> int | None:
-    """The best step by the evaluations of training, from the newest checkpoint."""
+def best(folder: Path) -> Best | None:
+    """The best by the evaluations of training, from the newest checkpoint; None without one."""
     newest = newest_verified(folder, lambda text: None, repair=False)
-    saver = {} if newest is None else load_document(newest).get("saver", {})
-    return saver.get("best") if isinstance(saver, dict) else None
+    return None if newest is None else best_in(load_document(newest))
+
+
+def best_in(training: Tree) -> Best | None:
+    """The best in a training state; None without one."""
+    parts = [training.get(name) for name in ("evaluator", "saver")]
+    score, step = (part.get("best") if isinstance(part, dict) else None for part in parts)
+    if not isinstance(score, list) or not isinstance(step, int):
+        return None
+    is_pair = len(score) == 2 and all(isinstance(each, int | float) for each in score)
+    return Best(float(score[0]), float(score[1]), step) if is_pair else None
 
 
 def load_training(path: Path) -> tuple[Tree, Tree, Tree]:

@@ -157,7 +157,7 @@ _NAMES = {
     "computation": "The hash of the standard computation",
     "task/model": "The hash of the simulated model",
 }
-_HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness", "notes")
+_HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness", "notes", "changes")
 """Not compared: numbers of cores and ranks do not change bits; the others are compared
 elsewhere."""
 _DECISIVE = (

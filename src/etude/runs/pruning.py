@@ -228,9 +228,8 @@ def _newest(folder: Path, verify: bool) -> Path | None:
 
 def _best(newest: Path) -> int:
     """The best step in a checkpoint's state, for copies of runs without links; -1 without one."""
-    saver = checkpoint.load_document(newest).get("saver")
-    best = saver.get("best") if isinstance(saver, dict) else None
-    return best if isinstance(best, int) else -1
+    best = checkpoint.best_in(checkpoint.load_document(newest))
+    return -1 if best is None else best.step
 
 
 def _settings(run: Path) -> Settings | None:

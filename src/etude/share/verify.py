@@ -23,6 +23,7 @@ import torch
 from etude.core import user_code
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, describe_error
+from etude.core.intervals import wilson
 from etude.core.limited import LimitedProcess, Limits, ReaderEnded
 from etude.core.trees import Tree, digest
 from etude.evaluate import evaluation, fresh, report
@@ -241,7 +242,7 @@ def _far(old: dict[str, Array], new: dict[str, Array]) -> str:
     """How two tables of episodes differ by more than chance explains; "" if they do not."""
     if "is_success" in old and "is_success" in new:
         (low, high), (below, above) = (
-            report.wilson(int(x["is_success"].sum()), len(x["is_success"])) for x in (old, new)
+            wilson(int(x["is_success"].sum()), len(x["is_success"])) for x in (old, new)
         )
         if low > above or below > high:
             return "the 95 % intervals of success do not meet"

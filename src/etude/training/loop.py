@@ -21,7 +21,7 @@ from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, BatchMetrics, Collector, Fragment, LogWriter
 from etude.core.history import History
 from etude.core.keys import Key
-from etude.core.metrics import ELAPSED, step_of
+from etude.core.metrics import ELAPSED, Best, step_of
 from etude.core.output import waiting
 from etude.core.ranks import ALONE, Ranks
 from etude.training.curriculum import Curriculum
@@ -60,7 +60,7 @@ class Loop:
 
         history: the log rows that a resumed run keeps.
         """
-        context = Context(self.clock, self.algorithm, self.board)
+        context = Context(self.clock, self.algorithm, self.board, lambda: self.best)
         self.stopwatch.begin(self.clock.now.timesteps, history.last.get(ELAPSED, 0.0))
         for log in self.logs:
             log.begin(history)
@@ -82,6 +82,12 @@ class Loop:
         for callback in self.callbacks:
             callback.run_end(context)
         return True
+
+    @property
+    def best(self) -> Best | None:
+        """The evaluation of the policy that is kept as the best, from two checkpointed states."""
+        score, step = self.evaluator.best, self.saver.best_step
+        return None if score is None or step is None else Best(*score, step)
 
     def _agree(self) -> bool:
         """Apply the end of the run by a callback to all ranks; returns whether to stop here."""
@@ -279,6 +285,12 @@ class Context:
     clock: Clock
     algorithm: Algorithm
     board: Board
+    find_best: Callable[[], Best | None] = lambda: None
+
+    @property
+    def best(self) -> Best | None:
+        """The evaluation of the policy that is kept as the best so far."""
+        return self.find_best()
 
     def stop(self) -> None:
         """End the run at this boundary, with a last evaluation, log row and checkpoint."""

@@ -74,13 +74,14 @@ class Saver:
         self._last_save = time.monotonic()
         # The algorithm's state, without arrays, in each checkpoint that can be resumed.
         self._saved: dict[str, Tree] = {}
-        self._best: int | None = None
+        self.best_step: int | None = None
+        """The step of the best policy."""
         self._best_is_new = False
         self.num_saved = 0
 
     def want_best(self, clock: Clock) -> None:
         """Keep the present policy as the best so far."""
-        self._best, self._best_is_new = step_of(clock), True
+        self.best_step, self._best_is_new = step_of(clock), True
 
     def save_if_due(self, clock: Clock, urgent: bool = False) -> bool:
         """Save if the schedule, wall-clock time, the end of the run or an urgent stop requires it.
@@ -126,8 +127,8 @@ class Saver:
             )
 
     def _mark_best(self) -> None:
-        if self._best_is_new and self._best is not None and self._ranks.is_first:
-            checkpoint.mark(self._folder.checkpoints, "best", self._best)
+        if self._best_is_new and self.best_step is not None and self._ranks.is_first:
+            checkpoint.mark(self._folder.checkpoints, "best", self.best_step)
         self._best_is_new = False
 
     def _save(self, clock: Clock) -> None:
@@ -167,7 +168,7 @@ class Saver:
 
     def training_state(self) -> Tree:
         state: Tree = {name: part.state_dict() for name, part in self._parts.items()}
-        state["saver"] = {"best": self._best, "num_saved": self.num_saved}
+        state["saver"] = {"best": self.best_step, "num_saved": self.num_saved}
         state[RUN] = self._folder.copies()
         return state
 
@@ -219,7 +220,7 @@ class Saver:
             with checkpoint.explain_mismatch(path, f"state of '{name}'"):
                 part.load_state_dict(training[name])
         with checkpoint.explain_mismatch(path, "state of 'saver'"):
-            self._best = training["saver"]["best"]
+            self.best_step = training["saver"]["best"]
             self.num_saved = int(training["saver"]["num_saved"])
         if self._ranks.is_first:
             self._remember_all(path, training)
@@ -236,8 +237,8 @@ class Saver:
     def _mark_again(self, clock: Clock) -> None:
         """Repeat the marks of a save, since the process may have been killed before them."""
         folder = self._folder.checkpoints
-        if self._best is not None and checkpoint.exists(folder, self._best):
-            checkpoint.mark(folder, "best", self._best)
+        if self.best_step is not None and checkpoint.exists(folder, self.best_step):
+            checkpoint.mark(folder, "best", self.best_step)
         if clock.finished:
             checkpoint.mark(folder, "final", step_of(clock))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from etude.core.metrics import COUNTERS, EPISODES, RECENT, Health, Metrics
+from etude.core.metrics import COUNTERS, EPISODES, RECENT, Best, Health, Metrics
 from etude.rl.ppo import PPOConfig
 from etude.rl.rewards.amp import AMPConfig
 from etude.rl.sac import SACConfig
@@ -139,3 +140,48 @@ def test_a_term_may_dominate_where_episodes_succeed(success: float, expected: li
         row = {"iterations": i, "rollout/ep_rew_mean": 5.0, "rollout/success_rate": success}
         health.add({**row, "reward/forward": 99.0, "reward/control": -1.0})
     assert [warning.name for warning in health.warnings] == expected
+
+
+def fallen(
+    first: float, best: float, last: float, spread: float, episodes: int, **more: float
+) -> list[tuple[str, str]]:
+    """The warnings of three evaluations, of which the second is the best."""
+    health = Health(METRICS, 100)
+    for i, value in enumerate((first, best, last), start=1):
+        row = {"eval/mean_reward": value, "eval/std_reward": spread, "eval/episodes": episodes}
+        health.add({"iterations": i, "timesteps": 100 * i, **row, **more})
+    health.best = Best(0.0, best, 200)
+    return [*health.warnings]
+
+
+@pytest.mark.parametrize(
+    ("spread", "episodes", "warns"),
+    [
+        (100.0, 20, False),  # a difference of 20 with a standard error of 31.6
+        (100.0, 160, False),  # of 11.2: the interval is -1.9 to 41.9
+        (100.0, 200, True),  # of 10: the interval is .4 to 39.6
+        (10.0, 20, True),  # of 3.2
+    ],
+)
+def test_a_fall_that_sampling_explains_is_none(spread: float, episodes: int, warns: bool) -> None:
+    found = fallen(-190.0, -164.0, -184.0, spread, episodes)
+    assert [name for name, _ in found] == ["eval return fell"] * warns
+
+
+def test_a_fall_is_said_with_its_interval() -> None:
+    ((_, text),) = fallen(-190.0, -164.0, -184.0, 10.0, 20)
+    half = 1.959964 * math.hypot(10.0, 10.0) / math.sqrt(20)
+    words = f"from -164.00 to -184.00, with 95 % confidence by {20 - half:.2f} to {20 + half:.2f}: "
+    assert text.startswith(words)
+    assert text.startswith("from -164.00 to -184.00, with 95 % confidence by 13.80 to 26.20: ")
+
+
+@pytest.mark.parametrize(("episodes", "warns"), [(10, False), (100, True)])
+def test_a_fall_of_the_success_rate_knows_its_noise_too(episodes: int, warns: bool) -> None:
+    """From 40 % to 15 %: Newcombe's interval is -13 % to 55 % of 10 episodes."""
+    health = Health(METRICS, 100)
+    for i, rate in enumerate((0.0, 0.4, 0.15), start=1):
+        row = {"eval/success_rate": rate, "eval/mean_reward": rate, "eval/episodes": episodes}
+        health.add({"iterations": i, "timesteps": 100 * i, **row})
+    health.best = Best(0.4, 0.4, 200)
+    assert [w.name for w in health.warnings] == ["eval success fell"] * warns

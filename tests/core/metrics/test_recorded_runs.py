@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from record_runs import COMMANDS, FOLDER
 
-from etude.core.metrics import COUNTERS, EPISODES, Health
+from etude.core.metrics import COUNTERS, EPISODES, Best, Health, step_of
 from etude.rl.ppo import PPOConfig
 from etude.rl.td3 import TD3Config
+from etude.training.evaluation import AnyEvaluator, Evaluator
 
 VERDICTS: dict[str, tuple[str, set[str]]] = {
     "solved": ("level", set()),
@@ -33,6 +35,19 @@ VERDICTS: dict[str, tuple[str, set[str]]] = {
 """The trend at the end of each run, and its warnings."""
 
 
+def best_of(rows: list[dict[str, float]]) -> Best | None:
+    """The best evaluation of some rows, by the rule of the run's evaluator."""
+    evaluator, best = object.__new__(Evaluator), None
+    AnyEvaluator.__init__(evaluator)
+    for row in rows:
+        if "eval/mean_reward" in row:
+            error = row["eval/std_reward"] / math.sqrt(row["eval/episodes"])
+            if evaluator._is_best(row, error):
+                assert evaluator.best is not None
+                best = Best(*evaluator.best, step_of(row))
+    return best
+
+
 def healths(name: str) -> list[Health]:
     """The health of a run after each of its rows."""
     rows = [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
@@ -42,6 +57,7 @@ def healths(name: str) -> list[Health]:
         health = Health((*algorithm.metrics, *COUNTERS, *EPISODES), rows[-1]["iterations"])
         for row in rows[:count]:
             health.add(row)
+        health.best = best_of(rows[:count])
         found.append(health)
     return found
 

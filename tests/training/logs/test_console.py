@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 
-from etude.core.metrics import Health
+from etude.core.metrics import Best, Health
 from etude.training.logs.console import ConsoleTable, bottleneck, fleet
 from log_points import METRICS, rows_like_a_run
 
@@ -38,11 +38,12 @@ def test_an_epoch_ends_with_a_line_about_it() -> None:
 
 
 def test_the_last_evaluation_stands_beside_the_best() -> None:
-    stream = io.StringIO()
-    table = make(stream)
+    stream, health = io.StringIO(), Health(METRICS, 100)
+    table = ConsoleTable(health, stream)
     for i, evaluated in enumerate((120.0, 340.0, 250.0, 12.0), start=1):
         row = {"timesteps": 1000 * i, "iterations": i, "eval/mean_reward": evaluated}
         table.write({**row, "rollout/ep_rew_mean": 100.0})
+        health.best = Best(0.0, 340.0, 2000) if i > 1 else Best(0.0, 120.0, 1000)
         table.epoch(i, {})
     last = stream.getvalue().splitlines()[-1]
     assert "eval return 12.00 (best 340.00 at 2,000)" in last

@@ -11,7 +11,7 @@ from rich.segment import Segment
 
 from etude.core import output
 from etude.core.clock import Clock, ClockConfig, Loops
-from etude.core.metrics import Health
+from etude.core.metrics import Best, Health
 from etude.training.logs.dashboard import Above, Dashboard, TerminalConsole
 from etude.training.logs.dashboard_view import draw
 from log_points import METRICS, rows_like_a_run
@@ -99,6 +99,7 @@ def test_small_terminals_have_what_matters() -> None:
 def test_large_terminals_have_everything() -> None:
     dashboard = make()
     dashboard.follow(clock_at(13))
+    dashboard._health.best = Best(1.0, 2.0, 6144)
     for row in rows_with_trouble():
         dashboard.write(row)
     dashboard._noted = ["W&B: here"]

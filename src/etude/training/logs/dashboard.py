@@ -123,6 +123,7 @@ class Dashboard:
     def follow(self, clock: Clock) -> None:
         """Read the run's clock whenever the dashboard is drawn."""
         self._clock, self._begun_at = clock, clock.now.iterations
+        self._check_health()
         if self._live is not None:
             self._live.refresh()
 

@@ -24,7 +24,7 @@ from etude.core.config import Config
 from etude.core.contracts import BatchMetrics, Fragment, LogWriter, Stateful
 from etude.core.errors import EtudeError, describe_error
 from etude.core.history import History, Row
-from etude.core.metrics import Metrics
+from etude.core.metrics import Health, Metrics
 from etude.core.output import notices, waiting
 from etude.core.registry import Registry
 from etude.runs.folder import METRICS, REPORTING
@@ -156,10 +156,10 @@ def open_logs(
     screen: list[LogWriter] = []
     shown: list[Callback] = []
     if console and config.console != "none":
-        from etude.core.metrics import Health
         from etude.training.logs.console import ConsoleTable, EpochLines, LossLines
 
         health = Health(metrics, iterations)
+        shown.append(BestCallback(health))
         if config.console != "table" and shows_dashboard():
             from etude.training.logs.dashboard import Dashboard, DashboardCallback
 
@@ -219,6 +219,19 @@ def shows_dashboard() -> bool:
 def words(error: BaseException) -> str:
     """An error as a sentence."""
     return str(error) if isinstance(error, EtudeError) else f"{describe_error(error)}."
+
+
+class BestCallback(Callback):
+    """Gives the run's best evaluation to its health."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def run_start(self, context: Context) -> None:
+        self._health.best = context.best
+
+    def evaluation_end(self, context: Context, metrics: dict[str, float]) -> None:
+        self._health.best = context.best
 
 
 class Apart:
