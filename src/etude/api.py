@@ -176,15 +176,16 @@ def train(
     logs: Sequence[LogWriter] = (),
     say: Say = silent,
     on_phase: Callable[[str], None] = silent,
-    console: bool = False,
+    console: bool | None = None,
 ) -> Run:
     """Plan a recipe, then train it in a new run folder.
 
     path: the run's folder; by default a new one in runs/. say: called with messages. on_phase:
-    called with the name of each phase (collect, train, test, save). console: show the run on the
-    screen in the way of the recipe's `logs.console`. Processes that torchrun started share the
-    run's shards, and the first of them writes the run; after a restart by torchrun the run in
-    `path` continues.
+    called with the name of each phase (collect, train, test, save). console: by default a line of
+    progress in a notebook, and on a terminal that is standard error; without either, or with False,
+    nothing is printed. True shows what the recipe's `logs.console` says, as the command does; where
+    that is none, there is no line either. Processes that torchrun started share the run's shards,
+    and the first of them writes the run; after a restart by torchrun the run in `path` continues.
     """
     outputs = _outputs(say, on_phase, logs, callbacks)
     user_code.trust_texts(recipes.texts(recipe))
@@ -271,7 +272,7 @@ def resume(
     logs: Sequence[LogWriter] = (),
     say: Say = silent,
     on_phase: Callable[[str], None] = silent,
-    console: bool = False,
+    console: bool | None = None,
     collector: Placement | None = None,
     checkpoint: int | None = None,
     trust: bool = False,
@@ -279,11 +280,11 @@ def resume(
 ) -> Run:
     """Continue a run from its last good checkpoint, bit for bit.
 
-    total_timesteps: a larger budget of steps; schedules then follow the new length. console: show
-    the run on the screen. collector: where rollouts run this time; neither this nor the number of
-    ranks changes a bit. checkpoint: continue from the checkpoint of this step; later ones are set
-    aside. trust: the code that its recipe names may run, now and later. pause_after: save and stop
-    after this iteration of the run; the next resume continues from there.
+    total_timesteps: a larger budget of steps; schedules then follow the new length. console: what
+    the screen shows, see `train`. collector: where rollouts run this time; neither this nor the
+    number of ranks changes a bit. checkpoint: continue from the checkpoint of this step; later ones
+    are set aside. trust: the code that its recipe names may run, now and later. pause_after: save
+    and stop after this iteration of the run; the next resume continues from there.
     """
     from etude.building.resuming import ResumeOptions, continue_run
 

@@ -322,7 +322,7 @@ def on_first(ranks: Ranks, make: Callable[[], tuple[T, S]]) -> tuple[T | None, S
 
 
 def outputs_of(
-    run: Resolved, folder: RunFolder, console: bool, outputs: Outputs, ranks: Ranks
+    run: Resolved, folder: RunFolder, console: bool | None, outputs: Outputs, ranks: Ranks
 ) -> Outputs:
     """The logs of a run and the caller's; only the first rank has any."""
     if not ranks.is_first:

@@ -24,11 +24,12 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -408,11 +409,17 @@ def amount(count: int, what: str) -> str:
 
 
 def rendered(parts: Iterable[Any], width: int = 100, color: bool = False) -> str:
-    """Lines and tables of `rich` as a text."""
+    """Lines and tables of `rich` as a text, the same in a terminal and in a notebook."""
     from rich.console import Console  # only commands that print tables load it
 
     stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    console = Console(
+        file=stream,
+        width=width,
+        force_terminal=color,
+        force_jupyter=False,  # which would display the text in a notebook instead of writing it
+        highlight=False,
+    )
     for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
@@ -429,6 +436,25 @@ def new_table(*columns: str, left: Sequence[str] = (), **options: Any) -> Any:
         else:
             table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def html_table(title: str, facts: Mapping[str, object], below: str = "") -> str:
+    """Names and values as a table for notebooks; all text is escaped. below: HTML under it."""
+    cells = "".join(
+        f'<tr><td style="text-align: left">{escape(name)}</td>'
+        f'<td style="text-align: left">{escape(str(value))}</td></tr>'
+        for name, value in facts.items()
+    )
+    return f"<div><b>{escape(title)}</b><table>{cells}</table>{below}</div>"
+
+
+def html_text(title: str, text: str) -> str:
+    """A text of fixed width for notebooks, folded under its title; both are escaped."""
+    style = "line-height: 1.2; white-space: pre"
+    return (
+        f"<details><summary>{escape(title)}</summary>"
+        f'<pre style="{style}">{escape(text)}</pre></details>'
+    )
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
