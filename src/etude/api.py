@@ -27,14 +27,16 @@ from etude.building.build import (
 from etude.building.build import Interrupted as Interrupted
 from etude.core import user_code
 from etude.core.contracts import LogWriter
-from etude.core.errors import Damaged, UsageError
+from etude.core.errors import Damaged, EtudeError, UsageError
 from etude.core.history import History
+from etude.core.metrics import ELAPSED, Metrics, is_offline, numbers, step_of
+from etude.core.output import duration, html_table
 from etude.core.ranks import ALONE, Ranks, was_restarted
 from etude.core.trees import digest
 from etude.planning import loading, recipes
 from etude.planning.memory import check_plan, explain_out_of_memory
 from etude.planning.plan import Plan, make_plan, rank_notes, render
-from etude.planning.recipe import Recipe, Resolved
+from etude.planning.recipe import Recipe, Resolved, metrics_of
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
@@ -47,6 +49,8 @@ from etude.training.loop import Callback
 from etude.training.saving import RUN
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from etude.evaluate.acting import LoadedPolicy
 
 
@@ -161,12 +165,97 @@ class Run:
         checkpoint: str | int = "best",
         stochastic: bool = False,
     ) -> list[Path]:
-        """Evaluate like `etude eval --video`; the paths of its films and pictures."""
-        from etude.evaluate.evaluation import examine
+        """Evaluate like `etude eval --video`; the paths of its films and pictures.
 
+        Where the list is the last line of a cell, a notebook shows the films.
+        """
+        from etude.evaluate.evaluation import examine
+        from etude.evaluate.film import Films
+
+        if self.recipe.env is None:
+            raise UsageError(f"{self.path} learned from a dataset: it has no episodes to film.")
         which = str(checkpoint)
         made = examine(self.recipe, self.path, episodes, seed, True, silent, which, stochastic)
-        return [Path(name) for name in made["films"]]
+        return Films(Path(name) for name in made["films"])
+
+    def plot(self, *names: str) -> Figure:
+        """The curves of metrics as a matplotlib figure, which a notebook shows.
+
+        names: as in `curves`; by default those that the progress of a run shows: returns and
+        successes of training and evaluations, and losses of learned rewards or cloned policies.
+        """
+        from etude.evaluate import charts
+
+        metrics = metrics_of(self.recipe)
+        wanted = names or _outline(metrics)
+        curves = self.curves(*wanted)
+        for name in names:
+            if not loading.matching(curves, [name]):
+                raise UsageError(
+                    f"{self.path} has no metric {name!r}: `run.curves()` has the names of all."
+                )
+        if not curves:
+            raise UsageError(f"{self.path} has no log rows yet; `etude resume` continues it.")
+        lines = _panels(curves, metrics)
+        columns = min(len(lines), 3)
+        size = (4.6 * columns, 3.2 * -(-len(lines) // columns))
+        unit = "updates" if is_offline(self.history().last) else "steps"
+        figure: Figure = charts.shown(
+            lambda empty: charts.panels(empty, lines, unit, columns), *size
+        )
+        return figure
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
+        return f"<Run {str(self.path)!r}: {facts}>"
+
+    def _repr_html_(self) -> str:
+        """Its state in a notebook."""
+        return html_table(f"Run {self.path}", {**self._facts(), "exactness": self._exactness()})
+
+    def _facts(self) -> dict[str, str]:
+        """Its state in words: recipe, seed, progress and newest results."""
+        facts = {"recipe": repr(self.recipe.name), "seed": str(self.recipe.seed)}
+        try:
+            row, summary = numbers(self.history().last), self.summary()
+        except EtudeError:  # what reports must not fail; using the run says what is damaged
+            return facts | {"state": "damaged"}
+        facts["state"] = "finished" if summary else "not finished" if row else "not begun"
+        if row:
+            unit = "updates" if is_offline(row) else "steps"
+            facts["progress"] = f"{step_of(row):,} {unit} in {duration(row.get(ELAPSED, 0.0))}"
+        declared = {metric.name: metric for metric in metrics_of(self.recipe)}
+        for metric in (declared[name] for name in _outline((*declared.values(),))):
+            if metric.name in row:
+                facts[metric.label] = format(row[metric.name], metric.format)
+        return facts
+
+    def _exactness(self) -> str:
+        try:
+            return self.exactness
+        except EtudeError:
+            return "unknown: its manifest is damaged"
+
+
+def _outline(metrics: Metrics) -> list[str]:
+    """Names of the metrics that outline a run: those of an epoch's line, and of evaluations."""
+    return [metric.name for metric in metrics if metric.epoch is not None or metric.score]
+
+
+def _panels(
+    curves: dict[str, tuple[list[int], list[float]]], metrics: Metrics
+) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
+    """{title: {label: curve}}: a metric of training is drawn with that of evaluations."""
+    declared = {metric.name: metric for metric in metrics}
+    found: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    for name, curve in curves.items():
+        metric = declared.get(name)
+        label = name if metric is None else metric.label
+        in_training = label.removeprefix("eval ")
+        share = " %" if metric is not None and metric.format.endswith("%") else ""
+        lines = found.setdefault(in_training + share, {})
+        lines["training" if label == in_training else "evaluation"] = curve
+    return found
 
 
 def train(

@@ -448,11 +448,11 @@ def html_table(title: str, facts: Mapping[str, object], below: str = "") -> str:
     return f"<div><b>{escape(title)}</b><table>{cells}</table>{below}</div>"
 
 
-def html_text(title: str, text: str) -> str:
-    """A text of fixed width for notebooks, folded under its title; both are escaped."""
+def html_text(title: str, text: str, unfolded: bool = False) -> str:
+    """A text of fixed width under its title for notebooks; both are escaped."""
     style = "line-height: 1.2; white-space: pre"
     return (
-        f"<details><summary>{escape(title)}</summary>"
+        f"<details{' open' * unfolded}><summary>{escape(title)}</summary>"
         f'<pre style="{style}">{escape(text)}</pre></details>'
     )
 

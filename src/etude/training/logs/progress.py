@@ -120,7 +120,7 @@ class NotebookLine:
 class _Moment(NamedTuple):
     seconds: float
     iterations: int
-    count: int
+    done: int
     """Steps; gradient steps of a run that collects none."""
 
 
@@ -192,7 +192,7 @@ class ProgressLine(Callback):
     def _last(self, clock: Clock, begun: _Moment, count: str, values: list[str]) -> Progress:
         """The line that stays after the end."""
         end = self._moment(clock)
-        done, seconds = end.count - begun.count, end.seconds - begun.seconds
+        done, seconds = end.done - begun.done, end.seconds - begun.seconds
         took = f"{done / max(seconds, 1e-9):,.0f} {self._unit(clock)}/s"
         state = "finished" if clock.finished else f"stopped at {clock.progress:.0%}"
         lasting = f"{count} in {output.duration(seconds)}"
@@ -207,7 +207,7 @@ class ProgressLine(Callback):
         seconds, now = last.seconds - first.seconds, time.perf_counter()
         each = seconds / (last.iterations - first.iterations)
         left = each * (clock.loops.iterations - last.iterations) - (now - last.seconds)
-        speed = (last.count - first.count) / seconds
+        speed = (last.done - first.done) / seconds
         remaining = f"{output.duration(round(max(left, 0.0)))} left".replace(".0 s", " s")
         return [remaining, f"{speed:,.0f} {self._unit(clock)}/s"]
 
