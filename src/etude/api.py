@@ -153,10 +153,12 @@ class Run:
         the environment, for example tolerance=0.05.
         """
         from etude.evaluate import fresh
+        from etude.training.logs.progress import slow_work_shown
 
         policy = loading.chosen_path(self.path, str(checkpoint))
         recipe = self.recipe.replace(**{f"env__{name}": value for name, value in env.items()})
-        return summarise(fresh.play(recipe, policy, episodes, seed, stochastic).episodes)
+        with slow_work_shown():
+            return summarise(fresh.play(recipe, policy, episodes, seed, stochastic).episodes)
 
     def film(
         self,
@@ -164,18 +166,23 @@ class Run:
         seed: int | None = None,
         checkpoint: str | int = "best",
         stochastic: bool = False,
+        small: bool = False,
     ) -> list[Path]:
         """Evaluate like `etude eval --video`; the paths of its films and pictures.
 
-        Where the list is the last line of a cell, a notebook shows the films.
+        small: films of 640 x 360 pixels, which are drawn faster, instead of 1280 x 720. Where the
+        list is the last line of a cell, a notebook shows the films.
         """
         from etude.evaluate.evaluation import examine
         from etude.evaluate.film import Films
+        from etude.training.logs.progress import slow_work_shown
 
         if self.recipe.env is None:
             raise UsageError(f"{self.path} learned from a dataset: it has no episodes to film.")
         which = str(checkpoint)
-        made = examine(self.recipe, self.path, episodes, seed, True, silent, which, stochastic)
+        arguments = (episodes, seed, True, silent, which, stochastic, small)
+        with slow_work_shown():
+            made = examine(self.recipe, self.path, *arguments)
         return Films(Path(name) for name in made["films"])
 
     def plot(self, *names: str) -> Figure:

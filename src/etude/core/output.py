@@ -381,6 +381,22 @@ def erase() -> None:
     _display.erase()
 
 
+def in_notebook() -> bool:
+    """Whether a kernel of Jupyter runs this code; IPython is not imported for that."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def can_draw_on(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that can be drawn on."""
+    if stream is None or not stream.isatty():
+        return False
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return console.encoding.startswith("utf") and not console.is_dumb_terminal
+
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

@@ -66,9 +66,9 @@ def shown(draw: Callable[[Any], None], width: float, height: float) -> Any:
 def panels(figure: Any, lines: Mapping[str, Lines], unit: str, columns: int) -> None:
     """Draw {title: {label: (steps, values)}} as a grid of axes; titles that end in % are shares."""
     grid = figure.subplots(-(-len(lines) // columns), columns, squeeze=False).flat
-    for axes, (title, curves) in zip(grid, lines.items(), strict=False):
+    for (title, curves), axes in zip(lines.items(), grid, strict=False):
         axes.set_title(title.removesuffix(" %"))
-        for color, (label, (steps, values)) in zip(cycle(COLORS), curves.items(), strict=False):
+        for (label, (steps, values)), color in zip(curves.items(), cycle(COLORS), strict=False):
             marker = "" if len(steps) > 1 else "o"
             axes.plot(steps, values, marker=marker, linewidth=2, color=color, label=label)
         axes.xaxis.set_major_formatter(steps_text)

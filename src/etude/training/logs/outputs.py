@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TextIO
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -25,7 +25,7 @@ from etude.core.contracts import BatchMetrics, Fragment, LogWriter, Stateful
 from etude.core.errors import EtudeError, describe_error
 from etude.core.history import History, Row
 from etude.core.metrics import Metrics
-from etude.core.output import notices, waiting
+from etude.core.output import can_draw_on, in_notebook, notices, waiting
 from etude.core.registry import Registry
 from etude.runs.folder import METRICS, REPORTING
 from etude.runs.metrics_log import DiskHistory
@@ -220,22 +220,6 @@ def progress_line(
     display = NotebookLine() if in_notebook() else TerminalLine()
     line = ProgressLine(name, str(folder), metrics, display)
     return [line], [line]
-
-
-def in_notebook() -> bool:
-    """Whether a kernel of Jupyter runs this code; IPython is not imported for that."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")
-
-
-def can_draw_on(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal that can be drawn on."""
-    if stream is None or not stream.isatty():
-        return False
-    from rich.console import Console
-
-    console = Console(file=stream)
-    return console.encoding.startswith("utf") and not console.is_dumb_terminal
 
 
 def words(error: BaseException) -> str:

@@ -7,11 +7,12 @@ is drawn once a second, in a notebook by a thread, on a terminal by `rich.live.L
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from html import escape
 from typing import Any, NamedTuple, Protocol
 
@@ -93,11 +94,11 @@ class TerminalLine:
 class NotebookLine:
     """A display in the output of the cell that trains."""
 
-    def start(self, picture: Callable[[], Progress]) -> None:
-        from IPython.display import display  # only where a kernel of Jupyter runs
-
+    def start(self, picture: Callable[[], Progress | None]) -> None:
+        """picture: None for no display, or an empty one."""
         self._picture, self._ended = picture, threading.Event()
-        self._handle = display(picture().bundle(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        self._handle: Any = None
+        self._draw()
         # The context names the cell whose output the display is.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=[self._watch], name="line", daemon=True)
@@ -114,7 +115,40 @@ class NotebookLine:
                 self._draw()
 
     def _draw(self) -> None:
-        self._handle.update(self._picture().bundle(), raw=True)
+        from IPython.display import display  # only where a kernel of Jupyter runs
+
+        progress = self._picture()
+        bundle = {"text/plain": ""} if progress is None else progress.bundle()
+        if self._handle is not None:
+            self._handle.update(bundle, raw=True)
+        elif progress is not None:
+            self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def slow_work_shown() -> Iterator[None]:
+    """Show work that takes long in a notebook, and on a terminal that is standard error."""
+    if not output.in_notebook():
+        before = output.show_on(sys.stderr if output.can_draw_on(sys.stderr) else None)
+        try:
+            yield
+        finally:
+            output.show_on(before)
+        return
+    ended, line = threading.Event(), NotebookLine()
+
+    def picture() -> Progress | None:
+        wait = output.current()
+        if wait is None or wait.seconds < output.SLOW or ended.is_set():
+            return None
+        return Progress(wait.text, wait.done / max(wait.total, 1), [wait.words()])
+
+    line.start(picture)
+    try:
+        yield
+    finally:
+        ended.set()
+        line.stop()
 
 
 class _Moment(NamedTuple):
