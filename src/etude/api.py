@@ -203,7 +203,7 @@ class Run:
                 )
         if not curves:
             raise UsageError(f"{self.path} has no log rows yet; `etude resume` continues it.")
-        lines = _panels(curves, metrics)
+        lines = _panels(curves, metrics, paired=not names)
         columns = min(len(lines), 3)
         size = (4.6 * columns, 3.2 * -(-len(lines) // columns))
         unit = "updates" if is_offline(self.history().last) else "steps"
@@ -213,8 +213,10 @@ class Run:
         return figure
 
     def __repr__(self) -> str:
-        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
-        return f"<Run {str(self.path)!r}: {facts}>"
+        facts = self._facts()
+        facts["recipe"] = repr(facts["recipe"])
+        words = ", ".join(f"{name} {value}" for name, value in facts.items())
+        return f"<Run {str(self.path)!r}: {words}>"
 
     def _repr_html_(self) -> str:
         """Its state in a notebook."""
@@ -222,7 +224,7 @@ class Run:
 
     def _facts(self) -> dict[str, str]:
         """Its state in words: recipe, seed, progress and newest results."""
-        facts = {"recipe": repr(self.recipe.name), "seed": str(self.recipe.seed)}
+        facts = {"recipe": self.recipe.name, "seed": str(self.recipe.seed)}
         try:
             row, summary = numbers(self.history().last), self.summary()
         except EtudeError:  # what reports must not fail; using the run says what is damaged
@@ -250,14 +252,14 @@ def _outline(metrics: Metrics) -> list[str]:
 
 
 def _panels(
-    curves: dict[str, tuple[list[int], list[float]]], metrics: Metrics
+    curves: dict[str, tuple[list[int], list[float]]], metrics: Metrics, paired: bool
 ) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
-    """{title: {label: curve}}: a metric of training is drawn with that of evaluations."""
+    """{title: {label: curve}}; paired: draw a metric of training with that of evaluations."""
     declared = {metric.name: metric for metric in metrics}
     found: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
     for name, curve in curves.items():
         metric = declared.get(name)
-        label = name if metric is None else metric.label
+        label = metric.label if metric is not None and paired else name
         in_training = label.removeprefix("eval ")
         share = " %" if metric is not None and metric.format.endswith("%") else ""
         lines = found.setdefault(in_training + share, {})

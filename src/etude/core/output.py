@@ -466,7 +466,7 @@ def html_table(title: str, facts: Mapping[str, object], below: str = "") -> str:
 
 def html_text(title: str, text: str, unfolded: bool = False) -> str:
     """A text of fixed width under its title for notebooks; both are escaped."""
-    style = "line-height: 1.2; white-space: pre"
+    style = "font-family: monospace; line-height: 1.2; white-space: pre"
     return (
         f"<details{' open' * unfolded}><summary>{escape(title)}</summary>"
         f'<pre style="{style}">{escape(text)}</pre></details>'

@@ -213,7 +213,7 @@ class ProgressLine(Callback):
         newest += [m for m in self._scores if m.name in self._newest][:1]
         values = [f"{metric.label} {text_of(metric, self._newest)}" for metric in newest]
         if not self._is_shown:
-            return self._last(clock, begun, count, values)
+            return self._last(clock, begun, values)
         per_iteration = max(clock.loops.batches_per_iteration, 1)
         part = 0.0 if clock.finished else min(self._batches / per_iteration, 1.0)
         share = min(clock.progress + part / clock.loops.iterations, 1.0)
@@ -223,13 +223,13 @@ class ProgressLine(Callback):
             [f"{share:.0%}", *self._pace(clock), *values, count, *self._activity()],
         )
 
-    def _last(self, clock: Clock, begun: _Moment, count: str, values: list[str]) -> Progress:
+    def _last(self, clock: Clock, begun: _Moment, values: list[str]) -> Progress:
         """The line that stays after the end."""
         end = self._moment(clock)
         done, seconds = end.done - begun.done, end.seconds - begun.seconds
         took = f"{done / max(seconds, 1e-9):,.0f} {self._unit(clock)}/s"
         state = "finished" if clock.finished else f"stopped at {clock.progress:.0%}"
-        lasting = f"{count} in {output.duration(seconds)}"
+        lasting = f"{done:,} {self._unit(clock)} in {output.duration(seconds)}"
         share = 1.0 if clock.finished else clock.progress
         return Progress(self._name, share, [state, *values, took, lasting, self._folder])
 
