@@ -76,7 +76,7 @@ def test_a_run_in_a_notebook_has_the_files_of_a_script(tmp_path: Path) -> None:
     assert len(trained) == 1
     line = html_of(trained)[0]
     assert '<progress max="1" value="1.0000">' in line
-    assert re.search(r"finished, .*[\d,]+ steps/s, 4,096 steps in .*, notebook", line)
+    assert re.search(r"finished, .* 4,096 steps in .* s, [\d,]+ steps/s, notebook", line)
     assert [each.output_type for each in quiet] == ["execute_result"]
     assert "2,048 steps in" in html_of(resumed)[0]
     assert "fps" in table[0].text

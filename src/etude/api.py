@@ -29,7 +29,7 @@ from etude.core import user_code
 from etude.core.contracts import LogWriter
 from etude.core.errors import Damaged, EtudeError, UsageError
 from etude.core.history import History
-from etude.core.metrics import ELAPSED, Metrics, is_offline, numbers, step_of
+from etude.core.metrics import ELAPSED, is_offline, numbers, outline, step_of
 from etude.core.output import duration, html_table
 from etude.core.ranks import ALONE, Ranks, was_restarted
 from etude.core.trees import digest
@@ -194,8 +194,7 @@ class Run:
         from etude.evaluate import charts
 
         metrics = metrics_of(self.recipe)
-        wanted = names or _outline(metrics)
-        curves = self.curves(*wanted)
+        curves = self.curves(*(names or outline(metrics)))
         for name in names:
             if not loading.matching(curves, [name]):
                 raise UsageError(
@@ -203,13 +202,8 @@ class Run:
                 )
         if not curves:
             raise UsageError(f"{self.path} has no log rows yet; `etude resume` continues it.")
-        lines = _panels(curves, metrics, paired=not names)
-        columns = min(len(lines), 3)
-        size = (4.6 * columns, 3.2 * -(-len(lines) // columns))
         unit = "updates" if is_offline(self.history().last) else "steps"
-        figure: Figure = charts.shown(
-            lambda empty: charts.panels(empty, lines, unit, columns), *size
-        )
+        figure: Figure = charts.of_curves(curves, metrics, unit, paired=not names)
         return figure
 
     def __repr__(self) -> str:
@@ -234,7 +228,7 @@ class Run:
             unit = "updates" if is_offline(row) else "steps"
             facts["progress"] = f"{step_of(row):,} {unit} in {duration(row.get(ELAPSED, 0.0))}"
         declared = {metric.name: metric for metric in metrics_of(self.recipe)}
-        for metric in (declared[name] for name in _outline((*declared.values(),))):
+        for metric in (declared[name] for name in outline((*declared.values(),))):
             if metric.name in row:
                 facts[metric.label] = format(row[metric.name], metric.format)
         return facts
@@ -244,27 +238,6 @@ class Run:
             return self.exactness
         except EtudeError:
             return "unknown: its manifest is damaged"
-
-
-def _outline(metrics: Metrics) -> list[str]:
-    """Names of the metrics that outline a run: those of an epoch's line, and of evaluations."""
-    return [metric.name for metric in metrics if metric.epoch is not None or metric.score]
-
-
-def _panels(
-    curves: dict[str, tuple[list[int], list[float]]], metrics: Metrics, paired: bool
-) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
-    """{title: {label: curve}}; paired: draw a metric of training with that of evaluations."""
-    declared = {metric.name: metric for metric in metrics}
-    found: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
-    for name, curve in curves.items():
-        metric = declared.get(name)
-        label = metric.label if metric is not None and paired else name
-        in_training = label.removeprefix("eval ")
-        share = " %" if metric is not None and metric.format.endswith("%") else ""
-        lines = found.setdefault(in_training + share, {})
-        lines["training" if label == in_training else "evaluation"] = curve
-    return found
 
 
 def train(
@@ -281,9 +254,10 @@ def train(
     path: the run's folder; by default a new one in runs/. say: called with messages. on_phase:
     called with the name of each phase (collect, train, test, save). console: by default a line of
     progress in a notebook, and on a terminal that is standard error; without either, or with False,
-    nothing is printed. True shows what the recipe's `logs.console` says, as the command does; where
-    that is none, there is no line either. Processes that torchrun started share the run's shards,
-    and the first of them writes the run; after a restart by torchrun the run in `path` continues.
+    nothing is printed. True shows what the recipe's `logs.console` says, as the command does; with
+    `logs.console none` there is no line either. Processes that torchrun started share the run's
+    shards, and the first of them writes the run; after a restart by torchrun the run in `path`
+    continues.
     """
     outputs = _outputs(say, on_phase, logs, callbacks)
     user_code.trust_texts(recipes.texts(recipe))

@@ -63,7 +63,7 @@ class LoadedPolicy:
         return f"<policy {kind}{memory}: reads {reads}; acts {self.policy.action.kind}>"
 
     def _repr_html_(self) -> str:
-        """What it reads and does, in a notebook."""
+        """A table of its observations and actions, for a notebook."""
         policy = self.policy
         kind = getattr(policy.config, "kind", type(policy).__name__)
         reads = {f"reads {name}": spec.shape for name, spec in policy.actor_observations.items()}

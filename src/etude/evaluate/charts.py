@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from itertools import cycle
 from typing import Any
 
+from etude.core.metrics import Metrics
+
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """{label: (steps, values)}"""
 
@@ -61,6 +63,26 @@ def shown(draw: Callable[[Any], None], width: float, height: float) -> Any:
         figure = _figure(draw, width, height)
     figure._repr_png_ = png
     return figure
+
+
+def of_curves(curves: Lines, metrics: Metrics, unit: str, paired: bool) -> Any:
+    """A figure of curves with a panel for each, see `shown`.
+
+    curves: {metric: (steps, values)}. metrics: declared in the run. paired: draw metrics of
+    training and of evaluations with the same label in one panel.
+    """
+    declared = {metric.name: metric for metric in metrics}
+    found: dict[str, dict[str, Any]] = {}
+    for name, curve in curves.items():
+        metric = declared.get(name)
+        label = metric.label if metric is not None and paired else name
+        in_training = label.removeprefix("eval ")
+        share = " %" if metric is not None and metric.format.endswith("%") else ""
+        lines = found.setdefault(in_training + share, {})
+        lines["training" if label == in_training else "evaluation"] = curve
+    columns = min(len(found), 3)
+    size = (4.6 * columns, 3.2 * -(-len(found) // columns))
+    return shown(lambda figure: panels(figure, found, unit, columns), *size)
 
 
 def panels(figure: Any, lines: Mapping[str, Lines], unit: str, columns: int) -> None:

@@ -122,7 +122,7 @@ class NotebookLine:
         if self._handle is not None:
             self._handle.update(bundle, raw=True)
         elif progress is not None:
-            self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            self._handle = display(bundle, raw=True, display_id=True)
 
 
 @contextmanager
@@ -231,7 +231,7 @@ class ProgressLine(Callback):
         state = "finished" if clock.finished else f"stopped at {clock.progress:.0%}"
         lasting = f"{done:,} {self._unit(clock)} in {output.duration(seconds)}"
         share = 1.0 if clock.finished else clock.progress
-        return Progress(self._name, share, [state, *values, took, lasting, self._folder])
+        return Progress(self._name, share, [state, *values, lasting, took, self._folder])
 
     def _pace(self, clock: Clock) -> list[str]:
         """Time left and speed, by the newest moments."""
