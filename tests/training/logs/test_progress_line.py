@@ -16,7 +16,9 @@ import etude
 from etude.core.clock import Clock, ClockConfig, Loops
 from etude.core.metrics import COUNTERS, EPISODES
 from etude.core.output import notices
+from etude.core.trees import Tree
 from etude.training.logs import progress
+from etude.training.logs.outputs import LogConfig, LoggedRun, OpenLog
 from etude.training.logs.progress import Progress, ProgressLine
 from etude.training.loop import Context
 from toys import tiny_reach
@@ -126,6 +128,43 @@ def test_a_line_that_fails_ends_no_run_and_changes_no_bit(
     assert run.summary()["counts"] == quiet.summary()["counts"]
     assert run.fingerprint() == quiet.fingerprint()
     assert [sentence.split(",")[0] for sentence in told] == ["The screen failed"]
+
+
+class Remembers(etude.Callback):
+    """Has memory, so it is part of the run's state."""
+
+    def __init__(self) -> None:
+        self.cycles = 0
+
+    def cycle_end(self, context: Context, row: dict[str, float]) -> None:
+        self.cycles += 1
+
+    def state_dict(self) -> Tree:
+        return {"cycles": self.cycles}
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.cycles = state["cycles"]
+
+
+class RememberingLog(LogConfig):
+    """A log of another package whose callback has state."""
+
+    kind: str = "remembering"
+
+    def open(self, run: LoggedRun) -> OpenLog:
+        return OpenLog(progress.ProgressLine("", "", (), Place()), (Remembers(),))
+
+
+def test_a_run_with_the_line_resumes_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = {"tensorboard": False, "writers": ["test_progress_line:RememberingLog"]}
+    with monkeypatch.context() as patch:
+        tty = Tty(patch)
+        run = etude.train(tiny_reach(4, logs=logs), tmp_path / "run")
+        assert "finished" in tty.lines()[-1]
+    etude.resume(run.path, total_timesteps=6 * 256, console=False)
+    assert run.rows()[-1]["iterations"] == 6
 
 
 class Place:

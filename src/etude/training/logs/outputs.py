@@ -156,8 +156,9 @@ def open_logs(
     out = Outputs(outputs.say, outputs.on_phase)
     screen: list[LogWriter] = []
     shown: list[Callback] = []
+    line: list[Callback] = []
     if console is None and config.console != "none":
-        screen, shown = progress_line(recipe["name"], folder, metrics)
+        screen, line = progress_line(recipe["name"], folder, metrics)
     elif console and config.console != "none":
         from etude.core.metrics import Health
         from etude.training.logs.console import ConsoleTable, EpochLines, LossLines
@@ -196,6 +197,8 @@ def open_logs(
             continue
         out.logs.append(ApartLog(log.writer, kind.kind, rows))
         out.callbacks += [_reporting(each, kind.kind) for each in log.callbacks]
+    # Last: the number of a callback with state names it in checkpoints.
+    out.callbacks += [ApartCallback(each, "The screen") for each in line]
     # The screen is last, so that messages of other logs come before its first drawing.
     out.logs += [ApartScreen(each) for each in screen]
     out.logs += [ApartLog(each, type(each).__name__, rows) for each in outputs.logs]

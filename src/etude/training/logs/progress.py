@@ -129,7 +129,10 @@ class NotebookLine:
 def slow_work_shown() -> Iterator[None]:
     """Show work that takes long in a notebook, and on a terminal that is standard error."""
     if not output.in_notebook():
-        before = output.show_on(sys.stderr if output.can_draw_on(sys.stderr) else None)
+        if not output.can_draw_on(sys.stderr):
+            yield
+            return
+        before = output.show_on(sys.stderr)
         try:
             yield
         finally:
