@@ -90,7 +90,7 @@ def measure(task: Task, out: Path) -> dict[str, Any]:
     )
     watching = Watching()
     with suppress(Profiled):
-        etude.train(chosen, out / "run", callbacks=[watching])
+        etude.train(chosen, out / "run", callbacks=[watching], console=False)
     return {
         **watching.figures,
         "threads": torch.get_num_threads(),

@@ -84,7 +84,7 @@ def run(progress: Progress, chosen: Recipe) -> dict[str, Any]:
             evaluation__every="never",
             checkpoint__every=every,
         )
-        finished = etude.train(chosen, folder, callbacks=[told])
+        finished = etude.train(chosen, folder, callbacks=[told], console=False)
     return {"fingerprint": finished.fingerprint()}
 
 

@@ -65,7 +65,7 @@ def measure(gate: Gate, options: argparse.Namespace) -> None:
 
 def without(recipe: Recipe, folder: Path) -> float:
     start = time.perf_counter()
-    etude.train(recipe, folder)
+    etude.train(recipe, folder, console=False)
     return time.perf_counter() - start
 
 
@@ -82,6 +82,7 @@ def within(recipe: Recipe, folder: Path) -> tuple[float, float]:
             callbacks=[DashboardCallback(dashboard)],
             logs=[dashboard],
             on_phase=dashboard.activity,
+            console=False,
         )
         return time.perf_counter() - start, dashboard.cost
 

@@ -138,7 +138,9 @@ class TakesTurns(Callback):
 def run_etude(pipe: Connection, recipe: Recipe) -> None:
     """Train Etude's recipe in turns."""
     with tempfile.TemporaryDirectory() as scratch:
-        etude.train(recipe, Path(scratch) / "run", callbacks=[TakesTurns(Turns(pipe))])
+        etude.train(
+            recipe, Path(scratch) / "run", callbacks=[TakesTurns(Turns(pipe))], console=False
+        )
 
 
 class TimedEnv(AsGymnasium):

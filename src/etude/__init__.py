@@ -54,6 +54,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """The public names, loaded or not, for completion."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     """Load a name when it is first used, so that `import etude` is quick."""
     if name in ("recipes", "mj"):

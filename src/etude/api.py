@@ -27,14 +27,16 @@ from etude.building.build import (
 from etude.building.build import Interrupted as Interrupted
 from etude.core import user_code
 from etude.core.contracts import LogWriter
-from etude.core.errors import Damaged, UsageError
+from etude.core.errors import Damaged, EtudeError, UsageError
 from etude.core.history import History
+from etude.core.metrics import ELAPSED, is_offline, numbers, outline, step_of
+from etude.core.output import duration, html_table
 from etude.core.ranks import ALONE, Ranks, was_restarted
 from etude.core.trees import digest
 from etude.planning import loading, recipes
 from etude.planning.memory import check_plan, explain_out_of_memory
 from etude.planning.plan import Plan, make_plan, rank_notes, render
-from etude.planning.recipe import Recipe, Resolved
+from etude.planning.recipe import Recipe, Resolved, metrics_of
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
@@ -48,6 +50,8 @@ from etude.training.loop import Callback
 from etude.training.saving import RUN
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from etude.evaluate.acting import LoadedPolicy
 
 
@@ -160,11 +164,13 @@ class Run:
         changed fields of the environment, for example tolerance=0.05.
         """
         from etude.evaluate import fresh
+        from etude.training.logs.progress import slow_work_shown
 
         policy = loading.chosen_path(self.path, str(checkpoint))
         recipe = self.recipe.replace(**{f"env__{name}": value for name, value in env.items()})
         seed = fresh.new_seed(recipe) if seed is None else seed
-        return summarise(fresh.play(recipe, policy, episodes, seed, stochastic).episodes)
+        with slow_work_shown():
+            return summarise(fresh.play(recipe, policy, episodes, seed, stochastic).episodes)
 
     def film(
         self,
@@ -172,13 +178,78 @@ class Run:
         seed: int | None = None,
         checkpoint: str | int = "best",
         stochastic: bool = False,
+        small: bool = False,
     ) -> list[Path]:
-        """Evaluate like `etude eval --video`; the paths of its films and pictures."""
-        from etude.evaluate.evaluation import examine
+        """Evaluate like `etude eval --video`; the paths of its films and pictures.
 
+        small: films of 640 x 360 pixels, which are drawn faster, instead of 1280 x 720. Where the
+        list is the last line of a cell, a notebook shows the films.
+        """
+        from etude.evaluate.evaluation import examine
+        from etude.evaluate.film import Films
+        from etude.training.logs.progress import slow_work_shown
+
+        if self.recipe.env is None:
+            raise UsageError(f"{self.path} learned from a dataset: it has no episodes to film.")
         which = str(checkpoint)
-        made = examine(self.recipe, self.path, episodes, seed, True, silent, which, stochastic)
-        return [Path(name) for name in made["films"]]
+        arguments = (episodes, seed, True, silent, which, stochastic, small)
+        with slow_work_shown():
+            made = examine(self.recipe, self.path, *arguments)
+        return Films(Path(name) for name in made["films"])
+
+    def plot(self, *names: str) -> Figure:
+        """The curves of metrics as a matplotlib figure, which a notebook shows.
+
+        names: as in `curves`; by default those that the progress of a run shows: returns and
+        successes of training and evaluations, and losses of learned rewards or cloned policies.
+        """
+        from etude.evaluate import charts
+
+        metrics = metrics_of(self.recipe)
+        curves = self.curves(*(names or outline(metrics)))
+        for name in names:
+            if not loading.matching(curves, [name]):
+                raise UsageError(
+                    f"{self.path} has no metric {name!r}: `run.curves()` has the names of all."
+                )
+        if not curves:
+            raise UsageError(f"{self.path} has no log rows yet; `etude resume` continues it.")
+        unit = "updates" if is_offline(self.history().last) else "steps"
+        figure: Figure = charts.of_curves(curves, metrics, unit, paired=not names)
+        return figure
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        facts["recipe"] = repr(facts["recipe"])
+        words = ", ".join(f"{name} {value}" for name, value in facts.items())
+        return f"<Run {str(self.path)!r}: {words}>"
+
+    def _repr_html_(self) -> str:
+        """Its state in a notebook."""
+        return html_table(f"Run {self.path}", {**self._facts(), "exactness": self._exactness()})
+
+    def _facts(self) -> dict[str, str]:
+        """Its state in words: recipe, seed, progress and newest results."""
+        facts = {"recipe": self.recipe.name, "seed": str(self.recipe.seed)}
+        try:
+            row, summary = numbers(self.history().last), self.summary()
+        except EtudeError:  # what reports must not fail; using the run says what is damaged
+            return facts | {"state": "damaged"}
+        facts["state"] = "finished" if summary else "not finished" if row else "not begun"
+        if row:
+            unit = "updates" if is_offline(row) else "steps"
+            facts["progress"] = f"{step_of(row):,} {unit} in {duration(row.get(ELAPSED, 0.0))}"
+        declared = {metric.name: metric for metric in metrics_of(self.recipe)}
+        for metric in (declared[name] for name in outline((*declared.values(),))):
+            if metric.name in row:
+                facts[metric.label] = format(row[metric.name], metric.format)
+        return facts
+
+    def _exactness(self) -> str:
+        try:
+            return self.exactness
+        except EtudeError:
+            return "unknown: its manifest is damaged"
 
 
 def train(
@@ -188,15 +259,17 @@ def train(
     logs: Sequence[LogWriter] = (),
     say: Say = silent,
     on_phase: Callable[[str], None] = silent,
-    console: bool = False,
+    console: bool | None = None,
 ) -> Run:
     """Plan a recipe, then train it in a new run folder.
 
     path: the run's folder; by default a new one in runs/. say: called with messages. on_phase:
-    called with the name of each phase (collect, train, test, save). console: show the run on the
-    screen in the way of the recipe's `logs.console`. Processes that torchrun started share the
-    run's shards, and the first of them writes the run; after a restart by torchrun the run in
-    `path` continues.
+    called with the name of each phase (collect, train, test, save). console: by default a line of
+    progress in a notebook, and on a terminal that is standard error; without either, or with False,
+    nothing is printed. True shows what the recipe's `logs.console` says, as the command does; with
+    `logs.console none` there is no line either. Processes that torchrun started share the run's
+    shards, and the first of them writes the run; after a restart by torchrun the run in `path`
+    continues.
     """
     outputs = _outputs(say, on_phase, logs, callbacks)
     user_code.trust_texts(recipes.texts(recipe))
@@ -283,7 +356,7 @@ def resume(
     logs: Sequence[LogWriter] = (),
     say: Say = silent,
     on_phase: Callable[[str], None] = silent,
-    console: bool = False,
+    console: bool | None = None,
     collector: Placement | None = None,
     checkpoint: int | None = None,
     trust: bool = False,
@@ -294,11 +367,11 @@ def resume(
 
     changes: {"algorithm.learning_rate": 1e-4}, settings that are others from here on; the manifest
     records them with the step. total_timesteps: a larger budget of steps; schedules then follow
-    the new length. console: show the run on the screen. collector: where rollouts run this time;
-    neither this nor the number of ranks changes a bit. checkpoint: continue from the checkpoint of
-    this step; later ones are set aside. trust: the code that its recipe names may run, now and
-    later. pause_after: save and stop after this iteration of the run; the next resume continues
-    from there.
+    the new length. console: what the screen shows, see `train`. collector: where rollouts run this
+    time; neither this nor the number of ranks changes a bit. checkpoint: continue from the
+    checkpoint of this step; later ones are set aside. trust: the code that its recipe names may
+    run, now and later. pause_after: save and stop after this iteration of the run; the next resume
+    continues from there.
     """
     from etude.building.resuming import ResumeOptions, continue_run
 

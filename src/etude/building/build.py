@@ -112,11 +112,9 @@ def build(
         logs = [metrics, *logs]
         if recipe.evaluation.stop_at_success is not None:
             callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]
-        state |= {
-            f"callback-{i}-{type(callback).__name__}": callback
-            for i, callback in enumerate(callbacks)
-            if isinstance(callback, Stateful)
-        }
+        # Numbered among themselves: what the screen shows is not the same in every resume.
+        stateful = [callback for callback in callbacks if isinstance(callback, Stateful)]
+        state |= {f"callback-{i}-{type(each).__name__}": each for i, each in enumerate(stateful)}
     loop = Loop(
         key=key,
         clock=clock,
@@ -323,7 +321,7 @@ def on_first(ranks: Ranks, make: Callable[[], tuple[T, S]]) -> tuple[T | None, S
 
 
 def outputs_of(
-    run: Resolved, folder: RunFolder, console: bool, outputs: Outputs, ranks: Ranks
+    run: Resolved, folder: RunFolder, console: bool | None, outputs: Outputs, ranks: Ranks
 ) -> Outputs:
     """The logs of a run and the caller's; only the first rank has any."""
     if not ranks.is_first:

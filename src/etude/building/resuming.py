@@ -83,7 +83,7 @@ def continue_run(
     ranks: Ranks,
     path: Path,
     outputs: Outputs,
-    console: bool,
+    console: bool | None,
     options: ResumeOptions = ResumeOptions(),  # noqa: B008
 ) -> Path:
     """Continue the run in a folder, see `etude.resume`; outputs: the caller's."""
@@ -100,7 +100,7 @@ def continue_run(
 
 
 def _restored_parts(
-    ranks: Ranks, folder: RunFolder, outputs: Outputs, console: bool, options: ResumeOptions
+    ranks: Ranks, folder: RunFolder, outputs: Outputs, console: bool | None, options: ResumeOptions
 ) -> tuple[Parts | None, Say]:
     """(parts in the state of the checkpoint, say); None if the run has reached its pause."""
 

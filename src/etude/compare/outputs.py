@@ -8,13 +8,14 @@ import math
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from etude.compare import comparison
 from etude.compare.comparison import Comparison, Group, Improvement
 from etude.compare.reading import printable
+from etude.core.output import rendered
 from etude.evaluate.charts import COLORS, FAINT, drawn, steps_text
 from etude.training.logs.curves import EIGHTHS, duration
 
@@ -92,26 +93,20 @@ def to_csv(it: Comparison) -> str:
 
 def to_table(it: Comparison, width: int = 100, color: bool = False) -> str:
     """The comparison as a table for the terminal."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
     runs = sum(len(group.runs) for group in it.groups)
-    console.print(
+    parts: list[RenderableType] = [
         f"{it.metric} at {it.end:,} {it.unit}: {runs} "
         f"run{'s' if runs > 1 else ''}; IQM is the interquartile mean, with the 95 % interval "
-        "of a bootstrap over seeds"
-    )
-    console.print(_scores(it, width))
+        "of a bootstrap over seeds",
+        _scores(it, width),
+    ]
     if len(it.groups) > 1:
-        console.print()
-        for a, b, p in it.pairs()[:_MOST_SHOWN]:
-            console.print(_better(a, b, p))
+        parts += ["", *(_better(a, b, p) for a, b, p in it.pairs()[:_MOST_SHOWN])]
         if len(it.groups) > 5:
-            console.print("--json has the probabilities of all pairs.")
-        console.print()
-        console.print(_differing(it))
-    for note in it.notes:
-        console.print(f"Note: {note}", markup=False)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+            parts.append("--json has the probabilities of all pairs.")
+        parts += ["", _differing(it)]
+    parts += [Text(f"Note: {note}") for note in it.notes]
+    return rendered(parts, width, color)
 
 
 def _scores(it: Comparison, width: int) -> Table:

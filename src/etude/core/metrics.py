@@ -138,6 +138,11 @@ class Metric:
 Metrics = tuple[Metric, ...]
 
 
+def outline(metrics: Metrics) -> list[str]:
+    """Names of the metrics that outline a run: those of an epoch's line, and of evaluations."""
+    return [metric.name for metric in metrics if metric.epoch is not None or metric.score]
+
+
 def declares(metrics: Metrics) -> Callable[[str], bool]:
     """A predicate: whether a column of metrics.jsonl is declared."""
     names = {metric.name for metric in metrics}

@@ -24,11 +24,12 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -380,6 +381,22 @@ def erase() -> None:
     _display.erase()
 
 
+def in_notebook() -> bool:
+    """Whether a kernel of Jupyter runs this code; IPython is not imported for that."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def can_draw_on(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that can be drawn on."""
+    if stream is None or not stream.isatty():
+        return False
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return console.encoding.startswith("utf") and not console.is_dumb_terminal
+
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -408,11 +425,17 @@ def amount(count: int, what: str) -> str:
 
 
 def rendered(parts: Iterable[Any], width: int = 100, color: bool = False) -> str:
-    """Lines and tables of `rich` as a text."""
+    """Lines and tables of `rich` as a text, the same in a terminal and in a notebook."""
     from rich.console import Console  # only commands that print tables load it
 
     stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    console = Console(
+        file=stream,
+        width=width,
+        force_terminal=color,
+        force_jupyter=False,  # which would display the text in a notebook instead of writing it
+        highlight=False,
+    )
     for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
@@ -429,6 +452,25 @@ def new_table(*columns: str, left: Sequence[str] = (), **options: Any) -> Any:
         else:
             table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def html_table(title: str, facts: Mapping[str, object], below: str = "") -> str:
+    """Names and values as a table for notebooks; all text is escaped. below: HTML under it."""
+    cells = "".join(
+        f'<tr><td style="text-align: left">{escape(name)}</td>'
+        f'<td style="text-align: left">{escape(str(value))}</td></tr>'
+        for name, value in facts.items()
+    )
+    return f"<div><b>{escape(title)}</b><table>{cells}</table>{below}</div>"
+
+
+def html_text(title: str, text: str, unfolded: bool = False) -> str:
+    """A text of fixed width under its title for notebooks; both are escaped."""
+    style = "font-family: monospace; line-height: 1.2; white-space: pre"
+    return (
+        f"<details{' open' * unfolded}><summary>{escape(title)}</summary>"
+        f'<pre style="{style}">{escape(text)}</pre></details>'
+    )
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:

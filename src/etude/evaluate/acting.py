@@ -12,6 +12,7 @@ import torch
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
+from etude.core.output import html_table
 from etude.evaluate import fresh
 from etude.models.policies import BasePolicy
 from etude.rollout.group import Inference, restart
@@ -60,6 +61,17 @@ class LoadedPolicy:
         kind = getattr(self.policy.config, "kind", type(self.policy).__name__)
         memory = ", with memory" if self.is_recurrent else ""
         return f"<policy {kind}{memory}: reads {reads}; acts {self.policy.action.kind}>"
+
+    def _repr_html_(self) -> str:
+        """A table of its observations and actions, for a notebook."""
+        policy = self.policy
+        kind = getattr(policy.config, "kind", type(policy).__name__)
+        reads = {f"reads {name}": spec.shape for name, spec in policy.actor_observations.items()}
+        memory = {"memory": "yes: call reset() where episodes begin"} if self.is_recurrent else {}
+        action = policy.action
+        acts = f"{action.kind} {action.sizes or action.array.shape}"
+        weights = f"{sum(each.numel() for each in policy.parameters()):,}"
+        return html_table(f"Policy {kind}", {**reads, "acts": acts, **memory, "weights": weights})
 
     @property
     def is_recurrent(self) -> bool:

@@ -5,6 +5,7 @@ A reference motion is shown beside the policy: on the left of a film, on top of 
 
 from __future__ import annotations
 
+import base64
 import importlib
 import importlib.util
 import os
@@ -12,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from html import escape
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,38 @@ def typical(fresh: FreshEpisodes, kinds: list[str]) -> dict[str, list[int]]:
         near = np.argsort(np.abs(np.arange(len(order)) - middle), kind="stable")[:_MOST]
         chosen[kind] = [int(number) for number in order[near]]
     return chosen
+
+
+class Films(list[Path]):
+    """The paths of films and pictures; a notebook shows a film of each outcome."""
+
+    def _repr_html_(self) -> str:
+        """The moving picture of each outcome, else its film, else its strip; text is escaped."""
+        chosen: dict[Path, Path] = {}
+        for path in sorted(self, key=lambda path: _SHOWN.get(path.suffix, len(_SHOWN))):
+            if path.suffix in _SHOWN and path.is_file() and path.stat().st_size <= _MOST_SHOWN:
+                chosen.setdefault(path.with_suffix(""), path)
+        shown = [
+            f"<figure style='display: inline-block; margin: 0 1em 1em 0'>{_tag(path)}"
+            f"<figcaption>{escape(str(path))}</figcaption></figure>"
+            for _, path in sorted(chosen.items())
+        ]
+        rest = [path for path in self if path.with_suffix("") not in chosen]
+        return "".join([*shown, *(f"<div>{escape(str(path))}</div>" for path in rest)])
+
+
+_SHOWN = {".webp": 0, ".gif": 0, ".mp4": 1, ".png": 2}
+"""Files that a browser shows; of those with one name, the one with the lowest number is shown."""
+_MOST_SHOWN = 16 << 20
+"""Most bytes of a file that is put into a notebook."""
+
+
+def _tag(path: Path) -> str:
+    """An HTML element that has the file in it."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    if path.suffix == ".mp4":
+        return f"<video controls loop width='480' src='data:video/mp4;base64,{data}'></video>"
+    return f"<img style='max-width: 100%' src='data:image/{path.suffix[1:]};base64,{data}'>"
 
 
 def film(

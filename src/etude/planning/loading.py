@@ -152,6 +152,11 @@ def _algorithm_kind(training: Tree) -> str:
         return ""
 
 
+def matching(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """The names that equal one of `wanted`, or match a pattern with * in it."""
+    return [name for name in names if any(fnmatch(name, each) for each in wanted)]
+
+
 def curves(
     rows: Iterable[Mapping[str, Any]], names: Sequence[str] = ()
 ) -> dict[str, tuple[list[int], list[float]]]:
@@ -162,7 +167,7 @@ def curves(
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in rows:
         for name, value in numbers(row).items():
-            if not names or any(fnmatch(name, wanted) for wanted in names):
+            if not names or matching([name], names):
                 steps, values = found.setdefault(name, ([], []))
                 steps.append(step_of(row))
                 values.append(value)

@@ -14,7 +14,7 @@ from etude.core.board import Board
 from etude.core.clock import Clock, Counters, Interval, Loops
 from etude.core.contracts import ArraySpec, EnvSpec
 from etude.core.errors import UsageError
-from etude.core.output import amount, duration, rendered, size
+from etude.core.output import amount, duration, html_text, rendered, size
 from etude.core.trees import Tree, leaves, num_bytes
 from etude.planning import memory, recipes
 from etude.planning.loading import Start, checked_start
@@ -69,6 +69,19 @@ class Plan:
 
     def to_json(self) -> Tree:
         return asdict(self)
+
+    def __repr__(self) -> str:
+        counts, exact = self.counts, "exact" if self.exactness["exact"] else "not exact"
+        steps = f"{counts['timesteps']:,} steps, " if counts["timesteps"] else ""
+        updates = amount(counts["updates"], "gradient step")
+        return f"<Plan {self.recipe!r}, seed {self.seed}: {steps}{updates}, {exact}>"
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook."""
+        return html_text(repr(self)[1:-1], render(self), unfolded=True)
 
 
 def make_plan(

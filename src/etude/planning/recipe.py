@@ -21,6 +21,7 @@ from etude.core.contracts import Algorithm, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import Damaged, UsageError
 from etude.core.keys import Key
 from etude.core.metrics import COUNTERS, EPISODES, Metrics
+from etude.core.output import amount, html_table, html_text
 from etude.core.ranks import ALONE, Ranks
 from etude.core.registry import Registry
 from etude.core.trees import Tree
@@ -384,6 +385,31 @@ class Recipe(Config):
             kinds = {**kinds, "env": by[0]}
         made = {s: REGISTRIES[s].convert(getattr(self, s), kind) for s, kind in kinds.items()}
         return self.model_copy(update=made)
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        return f"<Recipe {self.name!r}: {', '.join(f'{n} {v}' for n, v in facts.items())}>"
+
+    def _repr_html_(self) -> str:
+        """Its outline in a notebook, and all settings under it."""
+        below = html_text("all settings, as in recipe.yaml", dump(self))
+        return html_table(f"Recipe {self.name}", self._facts(), below)
+
+    def _facts(self) -> dict[str, str]:
+        """Its outline in words: algorithm, environment or dataset, length and seed."""
+        env, clock = self.env, self.clock
+        # The field that names the environment of a kind for many, for example env.id of gym.
+        named = [str(value) for field in NAMED_BY if (value := getattr(env, field, ""))]
+        dataset = str(getattr(self.algorithm, "dataset", "") or "")
+        steps, epochs = clock.total_timesteps, clock.epochs
+        facts = {
+            "algorithm": self.algorithm.kind,
+            "environment": " ".join([env.kind, *named]) if env is not None else "",
+            "dataset": dataset,
+            "length": f"{steps:,} steps" if steps else amount(epochs or 0, "epoch"),
+            "seed": str(self.seed),
+        }
+        return {name: value for name, value in facts.items() if value}
 
     @property
     def task(self) -> EnvConfig:

@@ -39,6 +39,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
+def __dir__() -> list[str]:
+    """The names here and the functions that make recipes, for completion."""
+    return sorted({*globals(), *(name.replace("-", "_") for name in names())})
+
+
 def changed(recipe: Recipe) -> str:
     """The settings that differ from the recipe of this name, without the seed: "env.id Ant-v5"."""
     if recipe.name not in names():

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Exported:
     """An export on disk."""
 
     path: Path
-    contract: Tree
+    contract: Tree = field(repr=False)
     sizes: dict[str, int]
     """{file: bytes}"""
 

@@ -207,6 +207,7 @@ class Saver:
 
     def _load(self, found: tuple[str, Tree, Tree], clock: Clock) -> None:
         name, arrays, training = found
+        training = renumbered(training)
         path = self._folder.checkpoints / name
         missing = sorted(self._parts.keys() - training.keys())
         if missing:
@@ -246,3 +247,16 @@ class Saver:
 def step_of(clock: Clock) -> int:
     """The number of a checkpoint: environment steps, or updates if nothing is collected."""
     return clock.now.timesteps if clock.loops.steps_per_iteration else clock.now.updates
+
+
+def renumbered(training: Tree) -> Tree:
+    """A training state with its callbacks, callback-NUMBER-Class, numbered from 0 on.
+
+    Earlier versions also counted callbacks without state, of which the screen has some.
+    """
+    callbacks = [name.split("-", 2) for name in training if name.startswith("callback-")]
+    names = {
+        f"callback-{number}-{kind}": f"callback-{i}-{kind}"
+        for i, (_, number, kind) in enumerate(sorted(callbacks, key=lambda each: int(each[1])))
+    }
+    return {names.get(name, name): state for name, state in training.items()}

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 from terminal import Terminal
 
-from etude.training.logs.dashboard import TerminalConsole, _Live
+from etude.training.logs.dashboard import LiveDrawing, TerminalConsole
 
 
 class Tty(io.StringIO):
@@ -40,7 +40,7 @@ class Picture:
         patch.setattr(sys, "stdout", self.tty)
         patch.setattr(sys, "stderr", io.StringIO())  # a file: left alone
         self.noted = list[str]()
-        self.live = _Live(self.console, self.group, self.noted.append)
+        self.live = LiveDrawing(self.console, self.group, self.noted.append)
         self.live.auto_refresh = False
 
     def group(self) -> Group:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.segment import Segment, Segments
@@ -81,7 +81,7 @@ class Dashboard:
         self._batches = self._begun_at = 0
         self._activity = "starting"
         self._start = time.perf_counter()
-        self._live: _Live | None = None
+        self._live: LiveDrawing | None = None
         self._ended = False
         self.cost = 0.0
         """Seconds spent in here: drawing (processor time) and taking in rows."""
@@ -97,7 +97,7 @@ class Dashboard:
         self._seconds.clear()
         self._start = time.perf_counter()
         self._waits_shown_on = output.show_on(None)  # The dashboard shows waits.
-        self._live = _Live(self._console, self._picture, self._note)
+        self._live = LiveDrawing(self._console, self._picture, self._note)
         self._live.start(refresh=True)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -295,11 +295,14 @@ def _levels(clock: Clock | None, batches: int) -> list[Level]:
     return [Level(*level) for level in zip(names, done, sizes, shares, strict=True)]
 
 
-class _Live(Live):
+class LiveDrawing(Live):
     """Draws a terminal's lines in place, and prints standard output and error above them."""
 
     def __init__(
-        self, console: Console, picture: Callable[[], Segments], note: Callable[[str], None]
+        self,
+        console: Console,
+        picture: Callable[[], RenderableType],
+        note: Callable[[str], None],
     ) -> None:
         """`note`: gets what is printed to standard error, which may be out of sight at once."""
         super().__init__(

@@ -25,7 +25,7 @@ from etude.core.contracts import BatchMetrics, Fragment, LogWriter, Stateful
 from etude.core.errors import EtudeError, describe_error
 from etude.core.history import History, Row
 from etude.core.metrics import Health, Metrics
-from etude.core.output import notices, waiting
+from etude.core.output import can_draw_on, in_notebook, notices, waiting
 from etude.core.registry import Registry
 from etude.runs.folder import METRICS, REPORTING
 from etude.runs.metrics_log import DiskHistory
@@ -140,27 +140,30 @@ def open_logs(
     recipe: dict[str, Any],
     metrics: Metrics,
     iterations: int,
-    console: bool,
+    console: bool | None,
     outputs: Outputs,
     changed: Callable[[], str] = lambda: "",
     loss_batches: int = LOSS_BATCHES,
 ) -> Outputs:
     """Open the logs of a recipe; those in `outputs` come after them.
 
-    metrics: declared in the run. iterations: of the whole run. console: show the run on the screen.
-    changed: describes the settings that differ from the named recipe. loss_batches: batches per
-    line of `logs.losses batches`.
+    metrics: declared in the run. iterations: of the whole run. console: True shows the run as the
+    recipe's `logs.console` says, None shows a line of progress, False nothing. changed: describes
+    the settings that differ from the named recipe. loss_batches: batches per line of `logs.losses
+    batches`.
     """
     notices.keep_in(folder / REPORTING)
     out = Outputs(outputs.say, outputs.on_phase)
     screen: list[LogWriter] = []
     shown: list[Callback] = []
-    if console and config.console != "none":
+    if console is None and config.console != "none":
+        screen, shown = progress_line(recipe["name"], folder, metrics)
+    elif console and config.console != "none":
         from etude.training.logs.console import ConsoleTable, EpochLines, LossLines
 
         health = Health(metrics, iterations)
         shown.append(BestCallback(health))
-        if config.console != "table" and shows_dashboard():
+        if config.console != "table" and can_draw_on(sys.stdout):
             from etude.training.logs.dashboard import Dashboard, DashboardCallback
 
             facts = [("seed", str(recipe["seed"])), ("changed", changed() or "nothing")]
@@ -206,14 +209,17 @@ def _reporting(callback: Callback, log: str) -> Callback:
     return ApartCallback(callback, f"A callback of the log {log}")
 
 
-def shows_dashboard() -> bool:
-    """Whether standard output is a terminal that can be drawn on."""
-    from rich.console import Console
+def progress_line(
+    name: str, folder: Path, metrics: Metrics
+) -> tuple[list[LogWriter], list[Callback]]:
+    """The line of a run in a notebook, or on a terminal that is standard error; else nothing."""
+    if not (in_notebook() or can_draw_on(sys.stderr)):
+        return [], []
+    from etude.training.logs.progress import NotebookLine, ProgressLine, TerminalLine
 
-    console = Console()
-    return (
-        sys.stdout.isatty() and console.encoding.startswith("utf") and not console.is_dumb_terminal
-    )
+    display = NotebookLine() if in_notebook() else TerminalLine()
+    line = ProgressLine(name, str(folder), metrics, display)
+    return [line], [line]
 
 
 def words(error: BaseException) -> str:
