@@ -14,6 +14,7 @@ from etude.cli.doctor import usable_cores
 from etude.cli.options import Positional, Reporting, parse, terminal_width
 from etude.cli.target import Trusting
 from etude.cli.verbs import Verbs, run_verb
+from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
 from etude.data import editing
@@ -50,6 +51,8 @@ etude data reads demonstrations of other systems, and records new ones.
   etude data merge    DATASETS... OUT          merge several datasets
   etude data filter   DATASET OUT --success yes   select episodes
   etude data clip     DATASET OUT --stop 50       cut a part out of every episode
+  etude data exclude  DATASET NUMBERS...       exclude episodes from training; include undoes it
+  etude data include  DATASET [NUMBERS...]     include excluded episodes again
   etude data export   DATASET OUT --format lerobot  export to the format of another system
   etude data add-embeddings DATASET TABLE OUT     add vectors for its task sentences
 
@@ -165,6 +168,24 @@ class ClipCommand(Reporting):
     out: Positional[str] = Field(description="The new dataset's folder.")
     start: int = Field(0, description="First step; a negative one counts from the end.")
     stop: int | None = Field(None, description="Step to end before; default: the end.")
+
+
+class ExcludeCommand(Reporting):
+    """Exclude episodes of a dataset from training, export and edits; `include` undoes it."""
+
+    path: Positional[str] = Field(description="A dataset.")
+    numbers: Positional[tuple[int, ...]] = Field(
+        description="Numbers of the episodes, as `etude data view` shows them."
+    )
+
+
+class IncludeCommand(Reporting):
+    """Include excluded episodes of a dataset again."""
+
+    path: Positional[str] = Field(description="A dataset.")
+    numbers: Positional[tuple[int, ...]] = Field(
+        (), description="Numbers of the episodes; default: all that are excluded."
+    )
 
 
 class ExportCommand(Reporting):
@@ -328,6 +349,29 @@ def _clip(arguments: list[str]) -> None:
     _edited(command, cut, Path(command.out), "clipped from")
 
 
+def _exclude(arguments: list[str]) -> None:
+    command = parse("data exclude", ExcludeCommand, arguments)
+    path = _dataset(command.path)
+    _show_excluded(command, path, editing.exclude(path, command.numbers))
+
+
+def _include(arguments: list[str]) -> None:
+    command = parse("data include", IncludeCommand, arguments)
+    path = _dataset(command.path)
+    numbers = command.numbers or editing.exclude(path, ())
+    _show_excluded(command, path, editing.exclude(path, numbers, undo=True))
+
+
+def _show_excluded(command: Reporting, path: Path, excluded: Array) -> None:
+    """Print the excluded episodes of a dataset, and its hash, which they are part of."""
+    data = open_episodes(path, ())
+    facts = {"path": str(path), "excluded": excluded.tolist(), "sha256": data.seal_sha256}
+    named = ", ".join(map(str, excluded[:20].tolist())) + (" ..." if len(excluded) > 20 else "")
+    text = f"{path}: {data.num_episodes:,} of {data.num_episodes + len(excluded):,} episodes"
+    text += f", excluded are {named}." if len(excluded) else ", none is excluded."
+    command.show(facts, f"{text} SHA-256 {data.seal_sha256[:12]}.\n")
+
+
 def _embed(arguments: list[str]) -> None:
     command = parse("data add-embeddings", EmbedCommand, arguments)
     from etude.data.editing import read_embeddings
@@ -454,6 +498,8 @@ VERBS: Verbs = {
     "merge": _merge,
     "filter": _filter,
     "clip": _clip,
+    "exclude": _exclude,
+    "include": _include,
     "export": _export,
     "add-embeddings": _embed,
 }
