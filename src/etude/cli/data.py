@@ -14,6 +14,7 @@ from etude.cli.doctor import usable_cores
 from etude.cli.options import Positional, Reporting, parse, terminal_width
 from etude.cli.target import Trusting
 from etude.cli.verbs import Verbs, run_verb
+from etude.core.config import Config
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
@@ -44,6 +45,7 @@ USAGE = """\
 etude data reads demonstrations of other systems, and records new ones.
 
   etude data inspect  PATH                     show a dataset's contents, and what can learn from it
+  etude data view     PATH                     look at episodes in the browser, exclude some
   etude data import   PATHS... OUT [--obs ...] import files of other systems into one dataset
   etude data validate PATH                     read everything: hashes, finite numbers, lengths
   etude data record   RECIPE OUT --episodes N  record demonstrations of a task, with failures
@@ -168,6 +170,22 @@ class ClipCommand(Reporting):
     out: Positional[str] = Field(description="The new dataset's folder.")
     start: int = Field(0, description="First step; a negative one counts from the end.")
     stop: int | None = Field(None, description="Step to end before; default: the end.")
+
+
+class ViewCommand(Config):
+    """Look at episodes in the browser, and exclude some, by a server for this machine only."""
+
+    path: Positional[str] = Field(
+        description="A dataset, files of another system, or a run: its replay and evaluations."
+    )
+    port: int | None = Field(
+        None, ge=1, le=65535, description="Port of the server; default: a free one from 8080."
+    )
+    format: str | None = Field(
+        None, description=f"Format of the files: {_KINDS}; default: the first that recognises them."
+    )
+    memory: float = Field(4.0, gt=0, description="Memory limit for reading such files, GiB.")
+    seconds: float = Field(60.0, gt=0, description="Time limit for reading one episode, s.")
 
 
 class ExcludeCommand(Reporting):
@@ -349,6 +367,25 @@ def _clip(arguments: list[str]) -> None:
     _edited(command, cut, Path(command.out), "clipped from")
 
 
+def _view(arguments: list[str]) -> int:
+    command = parse("data view", ViewCommand, arguments)
+    # Only this command loads the server.
+    from etude.cli.signals import Signals
+    from etude.core.local_web import PageServer
+    from etude.evaluate.viewer.serving import Viewer
+    from etude.evaluate.viewer.sources import open_sources
+
+    path = _located(command.path)
+    limits = Limits(int(command.memory * (1 << 30)), command.seconds)
+    viewer = Viewer(path.resolve().name, open_sources(path, command.format, limits))
+    with Signals() as signals, PageServer(viewer.get, viewer.send, command.port) as server:
+        print(f"{path}: {server.url} (for this machine only; Ctrl+C stops)", flush=True)
+        while signals.received is None:
+            time.sleep(0.1)
+    print("Stopped.")
+    return 128 + signals.received
+
+
 def _exclude(arguments: list[str]) -> None:
     command = parse("data exclude", ExcludeCommand, arguments)
     path = _dataset(command.path)
@@ -491,6 +528,7 @@ def _located(target: str) -> Path:
 
 VERBS: Verbs = {
     "inspect": _inspect,
+    "view": _view,
     "import": _import,
     "validate": _validate,
     "record": _record,

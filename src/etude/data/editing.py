@@ -1,8 +1,8 @@
 """Datasets made of others: merged, filtered, clipped. Files are linked, and no step is copied.
 
 A dataset never changes, since a run stores the hash of its dataset. An edit makes a new dataset,
-whose tables are all that takes disk space. `exclude` is the one exception: it changes which episodes
-a dataset shows, and with them its hash, and it can be undone.
+whose tables are all that takes disk space. `exclude` is the one exception: it changes which
+episodes of a dataset are used, and with them its hash, and it can be undone.
 """
 
 from __future__ import annotations
@@ -131,9 +131,11 @@ class Filter:
     episodes: int | None = None
     """Largest number of episodes, the first ones."""
 
-    def chosen(self, selection: Selection) -> Array:
-        """Numbers of the episodes that meet the conditions, ascending int64."""
-        labels, table = selection.labels, selection.table
+    def chosen(self, table: Array, labels: Labels) -> Array:
+        """Numbers of the episodes that meet the conditions, ascending int64.
+
+        table: [episodes] of `ENTRY`.
+        """
         kept: Array = np.ones(len(table), bool)
         for pattern, values in (
             (self.task, labels.tasks),
@@ -157,7 +159,7 @@ class Filter:
 
 def filter_episodes(selection: Selection, wanted: Filter) -> Selection:
     """Keep the episodes that meet the conditions of a filter."""
-    numbers = wanted.chosen(selection)
+    numbers = wanted.chosen(selection.table, selection.labels)
     if not len(numbers):
         tasks = list(dict.fromkeys(selection.labels.tasks))[:3]
         some = f" (tasks are {'; '.join(map(repr, tasks))})" if wanted.task else ""
