@@ -24,7 +24,7 @@ function svg(tag, fields) {
 }
 
 const integer = (x) => x.toLocaleString("en-US");
-const short = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(1) : String(Number(x.toPrecision(4))));
+const short = (x, digits = 4) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(1) : String(Number(x.toPrecision(digits))));
 const mark = { true: ["yes", "✓", "success"], false: ["no", "✗", "failure"], null: ["unknown", "?", "success unknown"] };
 
 function fail(error) {
@@ -329,7 +329,7 @@ async function drawStatistics() {
   }
   if (found.fields.length) parts.push(el("h2", {}, "Actions, rewards and observations"), el("p", { class: "faint" }, `Of ${found.read}.`));
   const fields = found.fields.map((field) => {
-    const rows = field.dims.map((dim, index) => el("tr", {}, el("td", {}, index), ...["mean", "std", "min", "max"].map((name) => el("td", {}, short(dim[name]))), el("td", {}, histogram(dim, "small"))));
+    const rows = field.dims.map((dim, index) => el("tr", {}, el("td", {}, index), ...["mean", "std", "min", "max"].map((name) => el("td", {}, short(dim[name], 3))), el("td", {}, histogram(dim, "small"))));
     return el("div", {}, el("h3", {}, field.name.replace(/^obs\//, "")), el("div", { class: "wide" }, el("table", {},
       el("tr", {}, ...["", "mean", "std", "min", "max", "distribution"].map((name) => el("th", {}, name))), ...rows)));
   });
@@ -380,6 +380,7 @@ function key(event) {
 
 async function start() {
   about = await get("about");
+  $("filters").open = innerWidth > 800;
   $("source").replaceChildren(...about.sources.map((each, index) => el("option", { value: index }, `${each.name}: ${integer(each.episodes)} episodes`)));
   $("source").hidden = about.sources.length < 2;
   $("source").addEventListener("change", () => choose(Number($("source").value)).then(() => open(state.tab)).catch(fail));
