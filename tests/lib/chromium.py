@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,10 +39,11 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self._sent = 0
+        self._sent, self._opened = 0, ExitStack()
         try:
             found = self._wait_for(profile / "DevToolsActivePort").split()
-            self._socket = connect(f"ws://127.0.0.1:{found[0]}{found[1]}", max_size=None)
+            address = f"ws://127.0.0.1:{found[0]}{found[1]}"
+            self._socket = self._opened.enter_context(connect(address, max_size=None))
             target = self._call("Target.createTarget", url="about:blank")["targetId"]
             attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
             self._session: str | None = attached["sessionId"]
@@ -115,6 +117,7 @@ class Browser:
         path.write_bytes(base64.b64decode(data))
 
     def close(self) -> None:
+        self._opened.close()
         self._process.terminate()
         self._process.wait()
 

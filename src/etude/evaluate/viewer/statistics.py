@@ -20,7 +20,7 @@ from etude.evaluate.viewer.sources import Source
 MAX_STEPS, MAX_NUMBERS, SECONDS = 500_000, 16_000_000, 10.0
 MAX_DIMENSIONS = 64
 """Dimensions of a field that are drawn; pictures of other kinds may have millions."""
-_BINS = 30
+_BINS, _LARGE = 30, 1e150
 _TASKS = 50
 
 
@@ -84,16 +84,18 @@ def spread(values: Array) -> dict[str, Any]:
     if not len(numbers):
         return {"count": 0}
     low, high = float(numbers.min()), float(numbers.max())
-    bins, edges = _BINS, (low, high)
+    scale = max(-low, high) if max(-low, high) > _LARGE else 1.0  # squares must not overflow
+    scaled = numbers / scale
+    bins, edges = _BINS, (low / scale, high / scale)
     if high - low < _BINS and (numbers == np.rint(numbers)).all():
         bins, edges = int(high - low) + 1, (low - 0.5, high + 0.5)  # a bin for every integer
-    elif not np.diff(np.linspace(low, high, _BINS + 1)).all():
+    elif not np.diff(np.linspace(*edges, _BINS + 1)).all():
         bins, edges = 1, (low, np.nextafter(high, np.inf))  # too close together
-    counts, _ = np.histogram(numbers, bins, edges)
+    counts, _ = np.histogram(scaled, bins, edges)
     return {
         "count": len(numbers),
-        "mean": float(numbers.mean()),
-        "std": float(numbers.std()),
+        "mean": float(scaled.mean() * scale),
+        "std": float(scaled.std() * scale),
         "min": low,
         "median": float(np.median(numbers)),
         "max": high,
