@@ -28,8 +28,8 @@ from etude.evaluate.viewer.sources import Source, film_kind
 from etude.evaluate.viewer.statistics import MAX_DIMENSIONS, flat, statistics
 
 _FOLDER = Path(__file__).parent
-_ROWS, _POINTS = 200, 1500
-"""Episodes of one answer, and points of a curve."""
+_ROWS, _POINTS, _TEXT = 200, 1500, 1000
+"""Episodes of one answer, points of a curve, and characters of a name or sentence."""
 _MAX_FILM = 256 << 20
 _CONDITIONS = {
     "task": str,
@@ -185,10 +185,10 @@ def _row(source: Source, number: int) -> dict[str, Any]:
     labels, entry = source.labels, source.table[number]
     return {
         "number": number,
-        "name": labels.names[number],
-        "kind": labels.kinds[number],
+        "name": labels.names[number][:_TEXT],
+        "kind": labels.kinds[number][:_TEXT],
         "success": labels.successes[number],
-        "task": labels.tasks[number],
+        "task": labels.tasks[number][:_TEXT],
         "steps": int(entry["length"]),
         "return": float(entry["return"]) if labels.rewarded[number] else None,
         "excluded": bool(source.excluded[number]),
