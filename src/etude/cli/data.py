@@ -14,6 +14,8 @@ from etude.cli.doctor import usable_cores
 from etude.cli.options import Positional, Reporting, parse, terminal_width
 from etude.cli.target import Trusting
 from etude.cli.verbs import Verbs, run_verb
+from etude.core.config import Config
+from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
 from etude.data import editing
@@ -43,6 +45,7 @@ USAGE = """\
 etude data reads demonstrations of other systems, and records new ones.
 
   etude data inspect  PATH                     show a dataset's contents, and what can learn from it
+  etude data view     PATH                     look at episodes in the browser, exclude some
   etude data import   PATHS... OUT [--obs ...] import files of other systems into one dataset
   etude data validate PATH                     read everything: hashes, finite numbers, lengths
   etude data record   RECIPE OUT --episodes N  record demonstrations of a task, with failures
@@ -50,6 +53,8 @@ etude data reads demonstrations of other systems, and records new ones.
   etude data merge    DATASETS... OUT          merge several datasets
   etude data filter   DATASET OUT --success yes   select episodes
   etude data clip     DATASET OUT --stop 50       cut a part out of every episode
+  etude data exclude  DATASET NUMBERS...       exclude episodes from training; include undoes it
+  etude data include  DATASET [NUMBERS...]     include excluded episodes again
   etude data export   DATASET OUT --format lerobot  export to the format of another system
   etude data add-embeddings DATASET TABLE OUT     add vectors for its task sentences
 
@@ -165,6 +170,40 @@ class ClipCommand(Reporting):
     out: Positional[str] = Field(description="The new dataset's folder.")
     start: int = Field(0, description="First step; a negative one counts from the end.")
     stop: int | None = Field(None, description="Step to end before; default: the end.")
+
+
+class ViewCommand(Config):
+    """Look at episodes in the browser, and exclude some, by a server for this machine only."""
+
+    path: Positional[str] = Field(
+        description="A dataset, files of another system, or a run: its replay and evaluations."
+    )
+    port: int | None = Field(
+        None, ge=1, le=65535, description="Port of the server; default: a free one from 8080."
+    )
+    format: str | None = Field(
+        None, description=f"Format of the files: {_KINDS}; default: the first that recognises them."
+    )
+    memory: float = Field(4.0, gt=0, description="Memory limit for reading such files, GiB.")
+    seconds: float = Field(60.0, gt=0, description="Time limit for reading one episode, s.")
+
+
+class ExcludeCommand(Reporting):
+    """Exclude episodes of a dataset from training, export and edits; `include` undoes it."""
+
+    path: Positional[str] = Field(description="A dataset.")
+    numbers: Positional[tuple[int, ...]] = Field(
+        description="Numbers of the episodes, as `etude data view` shows them."
+    )
+
+
+class IncludeCommand(Reporting):
+    """Include excluded episodes of a dataset again."""
+
+    path: Positional[str] = Field(description="A dataset.")
+    numbers: Positional[tuple[int, ...]] = Field(
+        (), description="Numbers of the episodes; default: all that are excluded."
+    )
 
 
 class ExportCommand(Reporting):
@@ -328,6 +367,48 @@ def _clip(arguments: list[str]) -> None:
     _edited(command, cut, Path(command.out), "clipped from")
 
 
+def _view(arguments: list[str]) -> int:
+    command = parse("data view", ViewCommand, arguments)
+    # Only this command loads the server.
+    from etude.cli.signals import Signals
+    from etude.core.local_web import PageServer
+    from etude.evaluate.viewer.serving import Viewer
+    from etude.evaluate.viewer.sources import open_sources
+
+    path = _located(command.path)
+    limits = Limits(int(command.memory * (1 << 30)), command.seconds)
+    viewer = Viewer(path.resolve().name, open_sources(path, command.format, limits))
+    with Signals() as signals, PageServer(viewer.get, viewer.send, command.port) as server:
+        print(f"{path}: {server.url} (for this machine only; Ctrl+C stops)", flush=True)
+        while signals.received is None:
+            time.sleep(0.1)
+    print("Stopped.")
+    return 128 + signals.received
+
+
+def _exclude(arguments: list[str]) -> None:
+    command = parse("data exclude", ExcludeCommand, arguments)
+    path = _dataset(command.path)
+    _show_excluded(command, path, editing.exclude(path, command.numbers))
+
+
+def _include(arguments: list[str]) -> None:
+    command = parse("data include", IncludeCommand, arguments)
+    path = _dataset(command.path)
+    numbers = command.numbers or editing.exclude(path, ())
+    _show_excluded(command, path, editing.exclude(path, numbers, undo=True))
+
+
+def _show_excluded(command: Reporting, path: Path, excluded: Array) -> None:
+    """Print the excluded episodes of a dataset, and its hash, which they are part of."""
+    data = open_episodes(path, ())
+    facts = {"path": str(path), "excluded": excluded.tolist(), "sha256": data.seal_sha256}
+    named = ", ".join(map(str, excluded[:20].tolist())) + (" ..." if len(excluded) > 20 else "")
+    text = f"{path}: {data.num_episodes:,} of {data.num_episodes + len(excluded):,} episodes"
+    text += f", excluded are {named}." if len(excluded) else ", none is excluded."
+    command.show(facts, f"{text} SHA-256 {data.seal_sha256[:12]}.\n")
+
+
 def _embed(arguments: list[str]) -> None:
     command = parse("data add-embeddings", EmbedCommand, arguments)
     from etude.data.editing import read_embeddings
@@ -447,6 +528,7 @@ def _located(target: str) -> Path:
 
 VERBS: Verbs = {
     "inspect": _inspect,
+    "view": _view,
     "import": _import,
     "validate": _validate,
     "record": _record,
@@ -454,6 +536,8 @@ VERBS: Verbs = {
     "merge": _merge,
     "filter": _filter,
     "clip": _clip,
+    "exclude": _exclude,
+    "include": _include,
     "export": _export,
     "add-embeddings": _embed,
 }

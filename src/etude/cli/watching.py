@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import difflib
 import re
-import signal
 import webbrowser
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, FiniteFloat, SerializeAsAny
 
 from etude.api import Run
 from etude.cli.options import Positional, parse
+from etude.cli.signals import Signals
 from etude.cli.target import Trusting, env_config
 from etude.core.catalogue import RECIPES
 from etude.core.config import Config
@@ -297,23 +296,3 @@ def check_shown(env: BatchEnv, config: EnvConfig, instead: Callable[[], str]) ->
         "A window shows only tasks on Etude's own MuJoCo simulation; this environment is of the "
         f"kind '{config.kind}'. {instead()}"
     )
-
-
-class Signals:
-    """Catch the first SIGINT or SIGTERM; a second one has its usual effect."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        self.__exit__()
-
-    def __enter__(self) -> Self:
-        caught = (signal.SIGINT, signal.SIGTERM)
-        self._before = {number: signal.signal(number, self._receive) for number in caught}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -1,7 +1,8 @@
 """Datasets made of others: merged, filtered, clipped. Files are linked, and no step is copied.
 
 A dataset never changes, since a run stores the hash of its dataset. An edit makes a new dataset,
-whose tables are all that takes disk space.
+whose tables are all that takes disk space. `exclude` is the one exception: it changes which
+episodes of a dataset are used, and with them its hash, and it can be undone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import fnmatch
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.data.importing import ABOUT, made_whole, read_about, success_of_clip
 from etude.data.store.episodes import EpisodeStore
-from etude.data.store.files import write_json
+from etude.data.store.files import EXCLUDED, write_excluded, write_json
 from etude.data.store.labels import LABELS, MAX_EMBEDDING, Labels
 from etude.data.store.manifest import (
     FORMAT,
@@ -32,12 +33,18 @@ from etude.data.store.manifest import (
     TABLE,
     VERSION,
     Dataset,
-    open_episodes,
+    Episodes,
+    excluded_of,
+    labels_of,
+    open_whole,
     shards_of,
     shared_geometry,
+    sources_of,
     table_of,
+    without,
 )
 from etude.runs import files
+from etude.runs.file_system import AlreadyLocked, FolderLock
 
 _APART = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems that cannot link a file to the new place."""
@@ -57,19 +64,9 @@ class Selection:
 
     def only(self, numbers: Array) -> Selection:
         """Some of the episodes, `numbers` [n], each in the group of the episode it was cut from."""
-        table, labels = self.table[numbers], Labels()
-        groups = np.stack([table["shard"], self._sources(table)])
-        _, first, place = np.unique(groups, axis=1, return_index=True, return_inverse=True)
-        labels.extend(self.labels, numbers.tolist(), first[place.reshape(-1)].tolist())
+        table = self.table[numbers]
+        labels = labels_of(self.labels, numbers, self.shards, table)
         return replace(self, table=table, labels=labels)
-
-    def _sources(self, table: Array) -> Array:
-        """[episodes]: the episode of its shard with which each entry shares steps."""
-        sources: Array = np.zeros(len(table), np.int64)
-        for s, shard in enumerate(self.shards):
-            rows = table["shard"] == s
-            sources[rows] = shard.labels.groups[table["episode"][rows]]
-        return sources
 
     @property
     def whole(self) -> Array:
@@ -84,9 +81,13 @@ class Selection:
 def select(paths: Sequence[Path]) -> Selection:
     """All episodes of some datasets, one after the other; shared episodes are taken once."""
     shards: dict[str, EpisodeStore] = {}
-    tables, labels, about = [], Labels(), []
+    tables, labels, about, notes = [], Labels(), [], []
     for path in paths:
-        data = open_episodes(path)
+        whole = open_whole(path)
+        excluded = excluded_of(whole)
+        data = without(whole, excluded)
+        if len(excluded):
+            notes.append(f"{len(excluded):,} excluded episodes of {path} are left out.")
         table = table_of(data)
         places = [_place(shards, shard) for shard in shards_of(data)]
         table["shard"] = np.array(places)[table["shard"]]
@@ -102,7 +103,8 @@ def select(paths: Sequence[Path]) -> Selection:
     _, first = np.unique(keys, axis=1, return_index=True)
     dropped = len(table) - len(first)
     said = f"{dropped:,} episodes are in more than one of the datasets and are taken once."
-    found = Selection([*shards.values()], table, labels, about, (said,) if dropped else ())
+    notes += [said] if dropped else []
+    found = Selection([*shards.values()], table, labels, about, tuple(notes))
     return found.only(np.sort(first))
 
 
@@ -129,9 +131,11 @@ class Filter:
     episodes: int | None = None
     """Largest number of episodes, the first ones."""
 
-    def chosen(self, selection: Selection) -> Array:
-        """Numbers of the episodes that meet the conditions, ascending int64."""
-        labels, table = selection.labels, selection.table
+    def chosen(self, table: Array, labels: Labels) -> Array:
+        """Numbers of the episodes that meet the conditions, ascending int64.
+
+        table: [episodes] of `ENTRY`.
+        """
         kept: Array = np.ones(len(table), bool)
         for pattern, values in (
             (self.task, labels.tasks),
@@ -155,7 +159,7 @@ class Filter:
 
 def filter_episodes(selection: Selection, wanted: Filter) -> Selection:
     """Keep the episodes that meet the conditions of a filter."""
-    numbers = wanted.chosen(selection)
+    numbers = wanted.chosen(selection.table, selection.labels)
     if not len(numbers):
         tasks = list(dict.fromkeys(selection.labels.tasks))[:3]
         some = f" (tasks are {'; '.join(map(repr, tasks))})" if wanted.task else ""
@@ -214,6 +218,56 @@ def write(selection: Selection, out: Path, said: str) -> Dataset:
     return Dataset.open(out)
 
 
+def exclude(path: Path, numbers: Collection[int], undo: bool = False) -> Array:
+    """Exclude episodes of a dataset from all use, with the clips that were cut from them; or, to
+    undo that, include them again. Returns the excluded episodes, ascending int64.
+
+    numbers: of all episodes, as `etude data view` shows them. The steps stay as they are: the
+    folder gets a list, which changes the hash of the dataset. Refused while a run learns from it.
+    """
+    path = Path(path)
+    try:
+        lock = FolderLock(path)
+    except AlreadyLocked as error:
+        raise UsageError(
+            f"{path} is in use by a training, which holds it to its hash: wait for the end of the "
+            "training, or stop it."
+        ) from error
+    try:
+        whole = open_whole(path, ())
+        before = excluded_of(whole)
+        wanted = _with_clips(whole, numbers)
+        change = np.setdiff1d if undo else np.union1d
+        after: Array = change(before, wanted).astype(np.int64)
+        if len(after) == whole.num_episodes:
+            raise UsageError(
+                f"These are all {len(after):,} episodes of {path}: leave at least one in it."
+            )
+        if not len(after):
+            files.remove_files(path, [EXCLUDED] if len(before) else [])
+        elif not np.array_equal(after, before):
+            write_excluded(path, whole.seal_sha256, after, files.current())
+        whole.close()
+        return after
+    finally:
+        lock.release()
+
+
+def _with_clips(data: Episodes, numbers: Collection[int]) -> Array:
+    """Numbers of episodes, and of the clips that were cut from them."""
+    known, named = data.num_episodes, np.array([*numbers], np.int64)
+    if (wrong := named[(named < 0) | (named >= known)]).size:
+        raise UsageError(
+            f"{data.path} has no episode {wrong[0]:,}: they are numbered 0 to {known - 1:,}."
+        )
+    table = table_of(data)
+    keys = np.stack([table["shard"], sources_of(shards_of(data), table)])
+    groups = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    is_clip = np.array([kind == "clip" for kind in data.labels.kinds], bool)
+    cut = is_clip & np.isin(groups, groups[named[~is_clip[named]]])
+    return np.union1d(named, np.flatnonzero(cut))
+
+
 def _fill(folder: Path, selection: Selection, said: str) -> None:
     used = np.unique(selection.table["shard"])
     table = selection.table.copy()
@@ -242,7 +296,8 @@ def _link(shard: Path, folder: Path) -> None:
     """Link the files of a sealed store to another folder."""
     files.new_folder(folder)
     for file in sorted(shard.iterdir()):
-        if file.suffix not in (".json", ".bin") or file.name == ABOUT or file.is_symlink():
+        shared = file.suffix in (".json", ".bin") and file.name not in (ABOUT, EXCLUDED)
+        if not shared or file.is_symlink():
             continue
         try:
             os.link(file, folder / file.name)

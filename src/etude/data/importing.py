@@ -36,7 +36,7 @@ from etude.data.store.episodes import EpisodeStore, StoreGeometry
 from etude.data.store.files import SEAL, read_json, write_json
 from etude.data.store.geometry import OBS, is_picture
 from etude.data.store.labels import Labels
-from etude.data.store.manifest import Episodes, open_episodes
+from etude.data.store.manifest import MANIFEST, Episodes, num_excluded, open_episodes
 from etude.runs import files
 from etude.runs.file_system import AlreadyLocked, FolderLock
 
@@ -437,10 +437,13 @@ def source_facts(summary: Summary) -> Facts:
 def store_facts(store: Episodes) -> Facts:
     """Facts of a finished dataset, with its source."""
     specs, about, labels = store.geometry.specs, read_about(store.path), store.labels
-    notes = about.get("notes")
+    said, excluded = about.get("notes"), num_excluded(store)
+    notes = [str(note) for note in said] if isinstance(said, list) else []
+    if excluded:
+        notes.append(f"{excluded:,} more episodes are excluded: `etude data include` undoes that.")
     return {
         "path": str(store.path),
-        "format": "episode store" if isinstance(store, EpisodeStore) else "manifest",
+        "format": "manifest" if os.path.lexists(store.path / MANIFEST) else "episode store",
         "source": str(about.get("source", "unknown")),
         "steps_in_file": store.num_transitions,
         "observations": {
@@ -452,7 +455,8 @@ def store_facts(store: Episodes) -> Facts:
         "tasks": [task for task in dict.fromkeys(labels.tasks) if task],
         "embeddings": [len(labels.embeddings), *{len(x) for x in labels.embeddings.values()}],
         "masks": {},
-        "notes": [str(note) for note in notes] if isinstance(notes, list) else [],
+        "notes": notes,
+        "excluded": excluded,
         **_numbers(store.lengths, store.returns, labels.num_successes, labels.num_unrewarded),
     }
 

@@ -18,7 +18,7 @@ from etude.data.contrast import contrast, draw_clips
 from etude.data.sentences import TASK, quoted, vector_of
 from etude.data.store.episodes import StoreGeometry
 from etude.data.store.files import DESCRIPTION
-from etude.data.store.manifest import MANIFEST, Episodes, is_dataset
+from etude.data.store.manifest import MANIFEST, Episodes, is_dataset, num_excluded
 from etude.data.store.views import (
     EpisodesOf,
     geometry_with_task,
@@ -385,6 +385,8 @@ def dataset_section(
             f"{clips:,} clips that end before their episode does are added as failures{why} "
             "(algorithm.add_truncated)."
         )
+    if excluded := num_excluded(store):
+        common.append(f"{excluded:,} more episodes are excluded (etude data exclude): not used.")
     if unread := sorted(geometry.observations.keys() - set(reads)):
         names = ", ".join(f"'{name}'" for name in unread)
         common.append(f"{names} of the dataset are not read: they stay on the disk.")

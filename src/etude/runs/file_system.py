@@ -71,16 +71,18 @@ class FolderLock:
     """The right to write to a folder, for this process alone; raises `AlreadyLocked` where another
     has it.
 
-    `fd` is the open folder, wherever it is moved.
+    `fd` is the open folder, wherever it is moved. A shared lock keeps writers away and lets other
+    shared locks be; a file system without flock has none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shared: bool = False) -> None:
         self._claim, self._pid = "", os.getpid()
         with files.explain_os_errors("lock", folder):
             self.fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                has_locks = _flock(self.fd)
-                self._claim = _claimed(self.fd, make=not has_locks)
+                has_locks = _flock(self.fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+                if not shared:
+                    self._claim = _claimed(self.fd, make=not has_locks)
             except BaseException:
                 os.close(self.fd)
                 raise
@@ -113,11 +115,11 @@ class AlreadyLocked(EtudeError):
         """The process, if it is known, and its lock file, if there is one."""
 
 
-def _flock(fd: int) -> bool:
+def _flock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock an open folder; False if its file system does not support flock."""
     for last in (False, True):
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in NO_LOCKS:
                 return False

@@ -175,16 +175,18 @@ def open_dataset(
     limits: Limits | None = None,
     skip: int = 0,
     kind: str | None = None,
+    only: int | None = None,
 ) -> Dataset:
     """Describe all episodes of a file; `episodes` then gives those after the first `skip`.
 
-    kind: the format of the file; None for the first that recognises it.
+    kind: the format of the file; None for the first that recognises it. only: the number of one
+    episode, to describe and read no other.
     """
     path = Path(path)
     if not path.exists():
         raise DataError(path, "there is no such file or folder; check the path")
     check_format(kind)
-    order = {"path": str(path), "job": job, "skip": skip, "kind": kind}
+    order = {"path": str(path), "job": job, "skip": skip, "kind": kind, "only": only}
     dataset = Dataset(path, order, options or ReadOptions(), limits or Limits())
     try:
         dataset._describe()
@@ -285,6 +287,8 @@ def run(order: dict[str, Any], writer: FrameWriter) -> None:
         reader = open_reader(Path(order["path"]), order.get("kind"))
         reader.max_bytes = int(order["memory"]) // 2
         names = reader.chosen_names(options.mask)
+        if (only := order.get("only")) is not None:
+            names = names[only : only + 1]
         masks = {name: len(members) for name, members in reader.masks.items()}
         writer.send("source", format=reader.title, task=one_line(reader.task), masks=masks)
         for current in names:

@@ -37,7 +37,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,7 @@ from etude.data.store.files import (
     check_table,
     create_folder,
     fsync_folder,
+    other_data,
     read_geometry,
     read_json,
     write_json,
@@ -85,6 +86,8 @@ class EpisodeStore:
         reads: Collection[str] | None = None,
     ) -> None:
         self.path, self.geometry = path, geometry
+        self.release: Callable[[], None] = lambda: None
+        """Called by `close`: another process may edit the dataset from then on."""
         self.verify = True
         """Whether `load_state_dict` reads every block; sizes are always checked."""
         episodes = geometry.block_episodes
@@ -297,6 +300,7 @@ class EpisodeStore:
 
     def close(self) -> None:
         """Close the files that are written; what was appended stays."""
+        self.release()
         for log in self._logs.values():
             log.close()
 
@@ -468,7 +472,7 @@ class EpisodeStore:
         """
         if "sealed_sha256" in state or self._seal:
             if state.get("sealed_sha256") != self._seal:
-                raise EtudeError(f"{self.path} is not the data this run was started with.")
+                raise other_data(self.path)
             return
         self._failed = True  # until all of it is found intact
         table = self._load_logs({name: state[name] for name in self._logs}, self.verify)

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.core.errors import UsageError
+from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.data.store.geometry import StoreGeometry
 from etude.data.store.log import DamagedStore, Stamp, file_size, fsync, stamp_of
 from etude.runs.documents import decode_sealed, encode_sealed
 from etude.runs.files import Disk, explain_os_errors
 
-DESCRIPTION, SEAL = "store.json", "sealed.json"
+DESCRIPTION, SEAL, EXCLUDED = "store.json", "sealed.json", "excluded.json"
+_EXCLUDED_FORMAT = "etude-excluded"
 _MAX_JSON = 64 << 20
 
 
@@ -66,24 +67,71 @@ def read_json(path: Path, sha256: str | None = None) -> Tree:
         raise DamagedStore(path, str(error)) from error
 
 
+def read_excluded(path: Path, seal: str, num_episodes: int) -> Array:
+    """[n] int64, ascending: the excluded episodes of the dataset in a folder.
+
+    seal: the hash of the dataset with all of its `num_episodes` episodes.
+    """
+    if not os.path.lexists(path / EXCLUDED):
+        return np.empty(0, np.int64)
+    document = read_json(path / EXCLUDED)
+    numbers = document.get("episodes")
+    if document.get("format") != _EXCLUDED_FORMAT or not isinstance(numbers, list):
+        raise DamagedStore(path / EXCLUDED, "does not list excluded episodes")
+    if document.get("of") != seal:
+        raise DamagedStore(path / EXCLUDED, "is the list of another dataset; delete it")
+    sane = all(type(n) is int for n in numbers) and 0 < len(numbers) < num_episodes
+    if not sane or numbers != sorted({n for n in numbers if 0 <= n < num_episodes}):
+        raise DamagedStore(path / EXCLUDED, "lists episodes that the dataset does not have")
+    return np.array(numbers, np.int64)
+
+
+def write_excluded(path: Path, seal: str, numbers: Array, disk: Disk) -> None:
+    """Replace the list of excluded episodes; `numbers` [n] ascending, at least one."""
+    document = {"format": _EXCLUDED_FORMAT, "of": seal, "episodes": numbers.tolist()}
+    write_json(path / EXCLUDED, document, disk)
+
+
+def other_data(path: Path) -> EtudeError:
+    """The error of a run that is resumed on other data than its own."""
+    fix = "exclude the same episodes again, if any were (etude data exclude)"
+    if os.path.lexists(path / EXCLUDED):
+        fix = f"it has excluded episodes, which `etude data include {path}` includes again"
+    return EtudeError(f"{path} is not the data this run was started with: {fix}.")
+
+
 class WatchedFiles:
     """The small files of a dataset, read when it is opened and compared later."""
 
     def __init__(self, folder: Path, names: tuple[str, ...], seal: str) -> None:
         """seal: the hash of the dataset."""
         self._paths = [folder / name for name in names if os.path.lexists(folder / name)]
-        self._seal, self._stamps = seal, self._look()
+        self._list = folder / EXCLUDED
+        self._seal, self._stamps, self._excluded = seal, self._look(), self._read_list()
 
     def check_unchanged(self, read: Callable[[], str]) -> None:
         """Raise if they describe another dataset now; `read` opens it again for its hash."""
         if (now := self._look()) == self._stamps:
             return
+        if self._read_list() != self._excluded:
+            raise DamagedStore(
+                self._list,
+                "was changed while the dataset was in use; exclude the same episodes as before "
+                "(etude data exclude, include), then resume the run",
+            )
         if read() != self._seal:
-            raise DamagedStore(self._paths[0].parent, "was changed while it was in use")
+            raise DamagedStore(self._list.parent, "was changed while it was in use")
         self._stamps = now
 
-    def _look(self) -> list[Stamp]:
-        return [stamp_of(path) for path in self._paths]
+    def _look(self) -> list[Stamp | None]:
+        there = stamp_of(self._list) if os.path.lexists(self._list) else None
+        return [*(stamp_of(path) for path in self._paths), there]
+
+    def _read_list(self) -> bytes:
+        """The list of excluded episodes; empty without one."""
+        with explain_os_errors("read", self._list), suppress(FileNotFoundError):
+            return self._list.read_bytes()
+        return b""
 
 
 def read_geometry(path: Path) -> StoreGeometry:

@@ -3,11 +3,14 @@
     dataset.json       the shards by hash, and the hashes of the two tables
     episodes.bin       one `ENTRY` per episode: shard, episode in it, first step, length, return
     labels.json        names, tasks and success of the episodes, see `Labels`
+    excluded.json      numbers of the episodes that are left out, if any are
     shards/<hash>/     a sealed `EpisodeStore` each, whose files datasets share by hard links
 
 A shard never changes, so datasets are added, merged, filtered and clipped by writing another table,
 without copying steps. A dataset that was imported or recorded is a sealed store, which counts as
-one shard with all of its episodes. `open_episodes` opens either. A manifest contains no paths, so
+one shard with all of its episodes. `open_episodes` opens either, without the episodes that
+`excluded.json` lists; the list changes the hash of the dataset, and without it the hash is that of
+before. A manifest contains no paths, so
 an untrusted one cannot read files outside its folder.
 """
 
@@ -26,10 +29,18 @@ import numpy as np
 import torch
 
 from etude.core.contracts import Array
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.data.store.episodes import EpisodeStore, StoreGeometry
-from etude.data.store.files import DESCRIPTION, WatchedFiles, read_geometry, read_json
+from etude.data.store.files import (
+    DESCRIPTION,
+    EXCLUDED,
+    WatchedFiles,
+    other_data,
+    read_excluded,
+    read_geometry,
+    read_json,
+)
 from etude.data.store.labels import LABELS, Labels
 from etude.data.store.log import DamagedStore, file_size
 from etude.data.store.sampling import Transitions
@@ -49,6 +60,8 @@ class Dataset:
     """Episodes of several sealed stores as one dataset; the module's docstring has the layout."""
 
     lanes = 1
+    num_excluded = 0
+    """Episodes of the folder that are excluded."""
 
     def __init__(
         self, path: Path, shards: Sequence[EpisodeStore], table: Array, labels: Labels, seal: str
@@ -56,6 +69,8 @@ class Dataset:
         """table: [episodes] of `ENTRY`, checked; seal: the hash of the dataset."""
         self.path, self.shards, self.table, self.labels = path, shards, table, labels
         self._seal = seal
+        self.release: Callable[[], None] = lambda: None
+        """Called by `close`: another process may edit the dataset from then on."""
         self._described = WatchedFiles(path, (MANIFEST, TABLE, LABELS), seal)
         whole = [shard.lengths for shard in shards]
         lengths = np.zeros(len(table), np.int64)
@@ -181,9 +196,10 @@ class Dataset:
     def load_state_dict(self, state: Tree) -> None:
         """Refuse the state of a run on other data."""
         if state.get("sealed_sha256") != self._seal:
-            raise EtudeError(f"{self.path} is not the data this run was started with.")
+            raise other_data(self.path)
 
     def close(self) -> None:
+        self.release()
         for shard in self.shards:
             shard.close()
 
@@ -198,10 +214,42 @@ def is_dataset(path: Path) -> bool:
     return path.is_dir() and found
 
 
-def open_episodes(path: Path, reads: Collection[str] | None = None) -> Episodes:
-    """Open a finished dataset. reads: the observations of each step to read, None for all."""
+def open_whole(path: Path, reads: Collection[str] | None = None) -> Episodes:
+    """Open a finished dataset with its excluded episodes; reads: as for `open_episodes`."""
     kind = Dataset if os.path.lexists(Path(path) / MANIFEST) else EpisodeStore
     return kind.open(Path(path), reads)
+
+
+def open_episodes(path: Path, reads: Collection[str] | None = None) -> Episodes:
+    """Open a finished dataset without its excluded episodes.
+
+    reads: the observations of each step to read, None for all.
+    """
+    data = open_whole(path, reads)
+    return without(data, excluded_of(data))
+
+
+def excluded_of(whole: Episodes) -> Array:
+    """[n] int64, ascending: the episodes of a dataset that are excluded."""
+    return read_excluded(whole.path, whole.seal_sha256, whole.num_episodes)
+
+
+def without(whole: Episodes, excluded: Array) -> Episodes:
+    """A dataset without some of its episodes, if any; it has another hash."""
+    if not len(excluded):
+        return whole
+    kept = np.delete(np.arange(whole.num_episodes), excluded)
+    table, shards = table_of(whole)[kept], shards_of(whole)
+    text = json.dumps([whole.seal_sha256, excluded.tolist()])
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    found = Dataset(whole.path, shards, table, labels_of(whole.labels, kept, shards, table), seal)
+    found.num_excluded = len(excluded)
+    return found
+
+
+def num_excluded(data: Episodes) -> int:
+    """Number of episodes that are excluded from an open dataset."""
+    return data.num_excluded if isinstance(data, Dataset) else 0
 
 
 def shards_of(data: Episodes) -> Sequence[EpisodeStore]:
@@ -219,6 +267,28 @@ def table_of(data: Episodes) -> Array:
     return table
 
 
+def sources_of(shards: Sequence[EpisodeStore], table: Array) -> Array:
+    """[episodes]: the episode of its shard with which each entry shares steps."""
+    sources: Array = np.zeros(len(table), np.int64)
+    for s, rows in _by_shard(table["shard"]):
+        sources[rows] = shards[s].labels.groups[table["episode"][rows]]
+    return sources
+
+
+def labels_of(
+    labels: Labels, numbers: Array, shards: Sequence[EpisodeStore], table: Array
+) -> Labels:
+    """Labels of the episodes `numbers` [n], each in the group of the episode it was cut from.
+
+    table: [n] of `ENTRY`, of the same episodes.
+    """
+    keys = np.stack([table["shard"], sources_of(shards, table)])
+    _, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    found = Labels()
+    found.extend(labels, numbers.tolist(), first[place.reshape(-1)].tolist())
+    return found
+
+
 def geometry_of(path: Path) -> StoreGeometry:
     """The fields of a dataset, read from its small files alone."""
     if not os.path.lexists(path / MANIFEST):
@@ -229,16 +299,20 @@ def geometry_of(path: Path) -> StoreGeometry:
 
 def examine(path: Path) -> dict[Path, str]:
     """The fault of each file of a dataset, "" for intact files."""
-    if not os.path.lexists(path / MANIFEST):
-        return EpisodeStore.examine(path)
     found: dict[Path, str] = {}
     try:
-        _, names = _read_manifest(path)
-        for name in names:
-            found |= EpisodeStore.examine(path / SHARDS / name)
-        if not any(found.values()):
-            Dataset.open(path)
-            found |= dict.fromkeys((path / name for name in (MANIFEST, TABLE, LABELS)), "")
+        if os.path.lexists(path / MANIFEST):
+            _, names = _read_manifest(path)
+            for name in names:
+                found |= EpisodeStore.examine(path / SHARDS / name)
+            if not any(found.values()):
+                Dataset.open(path)
+                found |= dict.fromkeys((path / name for name in (MANIFEST, TABLE, LABELS)), "")
+        else:
+            found = EpisodeStore.examine(path)
+        if os.path.lexists(path / EXCLUDED) and not any(found.values()):
+            open_episodes(path, ())
+            found[path / EXCLUDED] = ""
     except DamagedStore as error:
         found[error.path] = error.what
     return found

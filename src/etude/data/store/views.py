@@ -8,6 +8,7 @@ stored with steps.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,11 +27,13 @@ from etude.data.store.manifest import (
     Episodes,
     aligned,
     geometry_of,
+    num_excluded,
     open_episodes,
     shards_of,
     table_of,
 )
 from etude.data.store.sampling import EpisodeSearch, Subsets, Transitions, choose
+from etude.runs.file_system import AlreadyLocked, FolderLock
 
 
 class Windows(NamedTuple):
@@ -258,6 +261,7 @@ class DatasetWithTask(Dataset):
 
     def __init__(self, data: Episodes) -> None:
         super().__init__(data.path, shards_of(data), table_of(data), data.labels, data.seal_sha256)
+        self.num_excluded = num_excluded(data)
         sentences, self._vectors = _embedded(data)
         """[sentences, n] float32."""
         place = {sentence: number for number, sentence in enumerate(sentences)}
@@ -292,9 +296,25 @@ class DatasetWithTask(Dataset):
 
 
 def open_with_task(path: Path, reads: Collection[str]) -> Episodes:
-    """Open a dataset, with the observation "task" if it is read and not stored with the steps."""
+    """Open a dataset to learn from, with the observation "task" if it is read and not stored with
+    the steps. Its excluded episodes do not change until it is closed."""
     data = open_episodes(path, reads)
-    return DatasetWithTask(data) if TASK in reads and TASK not in data.geometry.specs else data
+    lock = _lock_for_reading(path)
+    if TASK in reads and TASK not in data.geometry.specs:
+        data = DatasetWithTask(data)
+    data.release = lock.release
+    weakref.finalize(data, lock.release)
+    return data
+
+
+def _lock_for_reading(path: Path) -> FolderLock:
+    """Keep other processes from excluding episodes of a dataset while it is learned from."""
+    try:
+        return FolderLock(path, shared=True)
+    except AlreadyLocked as error:
+        raise UsageError(
+            f"{path} is being changed by another process: start again when that has finished."
+        ) from error
 
 
 def geometry_with_task(path: Path) -> StoreGeometry:

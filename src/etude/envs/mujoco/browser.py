@@ -1,18 +1,14 @@
 """MuJoCo's web viewer, restricted to this machine, with a joystick for velocity commands.
 
 By default the viewer listens on every network interface and answers all requests. Here it listens
-on 127.0.0.1 only, and binding any other address is refused. It answers only requests for paths
-below a token, which is in the printed address, with a Host and an Origin of this machine. So other
-sites in the same browser and other users of the machine can neither read nor control it.
+on 127.0.0.1 only, binding any other address is refused, and it answers as `etude.core.local_web`
+says.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
-import re
-import secrets
 import socket
 import sys
 import threading
@@ -25,30 +21,18 @@ import mujoco
 from mujoco.studio import launch_thread, messages, plugin, ux, viewer_protocol, web_viewer
 from mujoco.studio.dear_imgui import dear_imgui as imgui
 from mujoco.studio.web import web_server
-from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError, describe_error
+from etude.core.local_web import HOST, admitting, url_of
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.decor import aim, decorated
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.rendering import INTEGRATED, shape_target
 from etude.envs.mujoco.simulation import Camera
 
-HOST = "127.0.0.1"
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
-_OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
-"""Any port, because the page may be forwarded through a tunnel."""
-_TOKEN = secrets.token_urlsafe(24)
-_HEADERS = {
-    "Cross-Origin-Embedder-Policy": "require-corp",  # as the viewer's threads need it
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
 _BELOW_TOKEN = rb"""<head>
     <script>
       // The viewer asks for paths from the root; they are below the token of this page's address.
@@ -92,37 +76,18 @@ def _keep_to_this_machine() -> None:
         return
     _prepared.set()
     sys.addaudithook(_guard)  # Audit hooks cannot be removed.
-    vars(web_server)["serve"] = _admitting(web_server.serve)
+    vars(web_server)["serve"] = _below_token(admitting(web_server.serve))
     vars(web_server)["bind_loopback_socket"] = _InternalSocket.bound
     # The viewer prints an address for other machines, which they cannot reach.
     vars(web_viewer)["print"] = lambda *_, **__: None
     logging.getLogger("WebServer").setLevel(logging.WARNING)
 
 
-def _refusal(request: Request) -> str:
-    """The reason to refuse a request; "" to answer it, with the token removed from its path."""
-    hosts, origins = (request.headers.get_all(name) for name in ("Host", "Origin"))
-    if len(hosts) != 1 or not _OWN_HOSTS.fullmatch(hosts[0]):
-        return "This page is for 127.0.0.1 and localhost only."
-    if origins and origins != [f"http://{hosts[0]}"]:
-        return "This page answers no other site."
-    _, token, *path = request.path.partition("?")[0].split("/", 2)
-    if not (path and hmac.compare_digest(token.encode(), _TOKEN.encode())):
-        return "Open the whole address that etude printed, with its token."
-    request.path = request.path[len(_TOKEN) + 1 :]
-    return ""
+def _below_token(serve: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the viewer's server so that its page asks for paths below the token."""
 
-
-def _admitting(serve: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the viewer's server so that it refuses requests from other pages."""
-
-    def started(
-        *arguments: Any, process_request: Any, process_response: Any, **options: Any
-    ) -> Any:
+    def started(*arguments: Any, process_request: Any, **options: Any) -> Any:
         def request_of(connection: Any, request: Request) -> Response | None:
-            if refused := _refusal(request):
-                headers = Headers({"Content-Type": "text/plain", "Connection": "close"})
-                return Response(403, "Forbidden", headers, f"{refused}\n".encode())
             answer: Response | None = process_request(connection, request)
             if answer is not None and request.path.partition("?")[0] == "/":
                 answer.body = (answer.body or b"").replace(b"<head>", _BELOW_TOKEN, 1)
@@ -130,16 +95,7 @@ def _admitting(serve: Callable[..., Any]) -> Callable[..., Any]:
                 answer.headers["Content-Length"] = str(len(answer.body))
             return answer
 
-        def response_of(connection: Any, request: Request, response: Response) -> None:
-            process_response(connection, request, response)
-            for name in ("Access-Control-Allow-Origin", *_HEADERS):
-                with suppress(KeyError):
-                    del response.headers[name]
-            response.headers.update(_HEADERS)
-
-        return serve(
-            *arguments, process_request=request_of, process_response=response_of, **options
-        )
+        return serve(*arguments, process_request=request_of, **options)
 
     return started
 
@@ -299,7 +255,7 @@ class BrowserWindow:
             if isinstance(error, EtudeError) or not isinstance(error, Exception):
                 raise
             raise UsageError(f"The web viewer did not start: {describe_error(error)}.") from error
-        self.url = f"http://{HOST}:{panel.port}/{_TOKEN}/"
+        self.url = url_of(panel.port)
         self._model = decorated(env)
         self._data = mujoco.MjData(self._model)
         self._viewer.set_model(self._model, data=self._data)
