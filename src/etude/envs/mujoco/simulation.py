@@ -17,6 +17,7 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree
+from etude.envs.mujoco.markers import Target
 
 Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
 """An MJCF file, the name of a robot of MuJoCo Menagerie, MJCF text, a spec, or a compiled model,
@@ -262,6 +263,11 @@ class Camera:
     """Radius of the marker, m."""
     target_sink: float = 0.0
     """Depth of the marker below the target, m: a disc lies on the surface under an object."""
+
+    def marker(self, target: Array) -> Target:
+        """The marker of a target [3]."""
+        place = np.array(target) - np.array([0.0, 0.0, self.target_sink])
+        return Target(place, self.target_radius, self.target == "disc")
 
 
 def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:

@@ -19,6 +19,7 @@ import numpy as np
 from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import GOLDEN, Streams, mix
+from etude.envs.mujoco.markers import Marker
 from etude.envs.mujoco.simulation import Camera, Model, Simulation
 
 Function = Callable[[Any], Array]
@@ -217,6 +218,12 @@ class Part:
 
     def restored(self) -> None:
         """Called after a snapshot was restored, to update what is derived from the state."""
+
+    def markers(self, env_id: int, step: int) -> Sequence[Marker]:
+        """What films and windows draw of an environment beside the model, for example the command
+        that it follows; step: control steps since the start of its episode. Not called in training,
+        and inside of a control step: read arrays, no `derived`."""
+        return ()
 
 
 P = TypeVar("P", bound=Part)
