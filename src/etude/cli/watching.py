@@ -31,7 +31,7 @@ from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.rendering import NoPictures
 from etude.evaluate import film, fresh
 from etude.evaluate.footage import footage
-from etude.evaluate.playing import RANDOM, ZERO, Episode, Player, actor, hold, watch
+from etude.evaluate.playing import RANDOM, ZERO, Player, actor, hold, outcome, watch
 from etude.planning import recipes
 from etude.planning.loading import env_with_sentence
 from etude.planning.recipe import Recipe
@@ -152,7 +152,7 @@ def play(recipe: Recipe, path: Path, command: PlayCommand) -> int:
         )
     key = Key(recipe.seed if command.seed is None else command.seed).child("play")
     player = Player(env, actor(str(path), env, key, command.trust), key)
-    return command.watch(player, f"{recipe.name}, {path.name}")
+    return command.watch(player, f"{recipes.title(recipe)}, {path.name}")
 
 
 def how_to_film(recipe: Recipe, path: Path) -> str:
@@ -201,7 +201,7 @@ def _film_demo(command: DemoCommand, recipe: Recipe, path: Path) -> int:
     files.make_folder(path.parent)
     title = f"{recipe.name}, trained policy"
     scenes = [
-        film.Scene(footage(player.env, recording), title, f"episode {e.number}", *_outcome(e))
+        film.Scene(footage(player.env, recording), title, f"episode {e.number}", *outcome(e))
         for e, recording in played
     ]
     with waiting(f"drawing {sum(scene.footage.seconds for scene in scenes):.0f} s of film"):
@@ -211,13 +211,6 @@ def _film_demo(command: DemoCommand, recipe: Recipe, path: Path) -> int:
     if ended:
         print(f"{sum(map(bool, ended))} of {len(ended)} episodes succeeded.")
     return 0
-
-
-def _outcome(episode: Episode) -> tuple[str, bool | None]:
-    """(text, success) at the end of an episode's film."""
-    if episode.success is None or not episode.ending:
-        return episode.ending, None
-    return ("success" if episode.success else "failure"), episode.success
 
 
 def run_view(arguments: list[str]) -> int:

@@ -117,6 +117,11 @@ class EnvConfig(Config):
         """Rows per environment; numbers of rows must be multiples of it."""
         return 1
 
+    @property
+    def task_name(self) -> str:
+        """Name of the task in captions and folders of runs: its kind, class or id."""
+        return self.kind.rpartition(":")[2]
+
     def for_evaluation(self) -> Self:
         """The config of evaluation environments; default this one."""
         return self

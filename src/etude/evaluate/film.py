@@ -38,11 +38,12 @@ from etude.evaluate.footage import (
     recorder,
 )
 from etude.evaluate.fresh import FreshEpisodes, load
+from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.rollout.group import evaluate
 
-SIZE, SMALL = (1280, 720), (640, 360)
-"""Width and height of a film, and of a small one, in pixels."""
+SIZE, SMALL, TINY = (1280, 720), (640, 360), (320, 180)
+"""Width and height in pixels of a film, of a small one, and of one for logs."""
 CAPTION = 34
 """Height of the line under the pictures of a strip, in pixels."""
 COLUMNS = 4
@@ -168,13 +169,13 @@ def film(
 ) -> list[Path]:
     """Write <outcome>.png, .mp4 and .webp into a folder, for each outcome that occurred.
 
-    path: the policy. kinds: the outcome of each episode. title: default the names of recipe and
-    run.
+    path: the policy. kinds: the outcome of each episode. title: default the names of task, recipe
+    and run.
     """
     chosen, made = typical(fresh, kinds), []
     env, recordings = replay(recipe, path, fresh, [n for group in chosen.values() for n in group])
     succeeded = fresh.episodes.get("is_success")
-    title = title or ", ".join(dict.fromkeys((recipe.name, folder.parent.parent.name)))
+    title = title or f"{recipes.title(recipe)}, {folder.parent.parent.name}"
     for kind, numbers in chosen.items():
         scenes, seconds = list[Scene](), 0.0
         for number in numbers:
@@ -287,6 +288,16 @@ def write_file(scenes: Sequence[Scene], path: Path) -> None:
     for picture in chain.from_iterable(_frames(scene, SIZE) for scene in scenes):
         writer.send(np.asarray(picture))
     writer.close()
+
+
+def write_small(scenes: Sequence[Scene], webp: Path, gif: Path) -> None:
+    """Write episodes as a small webp, and as a smaller gif for logs, from the same pictures."""
+    rate, every = _rates(scenes[0].footage)
+    kept = [picture for scene in scenes for picture in _frames(scene, SMALL, every)]
+    if features.check("webp"):
+        _save_moving(kept, webp, rate / every)
+    smaller = [each.resize(TINY, Image.Resampling.BOX) for each in kept[::2]]
+    _save_moving(smaller, gif, rate / every / 2)
 
 
 def _rates(footage: Footage) -> tuple[float, int]:

@@ -148,6 +148,13 @@ class Episode:
         return [f"{name} {value:.2f}" for name, value in self.terms.items()]
 
 
+def outcome(episode: Episode) -> tuple[str, bool | None]:
+    """(text, success) at the end of an episode's film."""
+    if episode.success is None or not episode.ending:
+        return episode.ending, None
+    return ("success" if episode.success else "failure"), episode.success
+
+
 class Player:
     """Plays episodes in one environment, step by step; reports the first of several agents."""
 

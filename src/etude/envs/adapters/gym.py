@@ -51,6 +51,10 @@ class GymConfig(EnvConfig):
         "Walker2d, Ant and Humanoid v5.",
     )
 
+    @property
+    def task_name(self) -> str:
+        return self.id.rpartition(":")[2]
+
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
         if self.engine == "batch":
             from etude.envs.adapters.gym_native import native_env
