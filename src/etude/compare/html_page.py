@@ -39,6 +39,8 @@ _SMALL_FILM, _SMALL_FILMS, _FILM, _FILMS = 2_000_000, 6_000_000, 8 << 20, 40 << 
 _PNG, _WEBP, _MP4 = (0, b"\x89PNG\r\n\x1a\n"), (0, b"RIFF"), (4, b"ftyp")
 """Where files of a kind have which bytes."""
 _EVALUATIONS = 3
+_CHOICES = 6
+"""Most values of a field that have a column each in its chart."""
 _TRIALS = 500
 """Most trials of a sweep in its table and charts."""
 _TABLE_WIDTH = 110
@@ -156,9 +158,12 @@ def _content(run: RunPage, budget: Budget) -> dict[str, Any]:
         for folder in folders
     ]
     evaluations = [(folder, text) for folder, text in evaluations if text][-_EVALUATIONS:]
-    pictures = [
-        _picture(file, budget) for folder in folders[::-1] for file in sorted(folder.glob("*.png"))
-    ]
+    drawn = {
+        file.with_suffix(".png"): None
+        for folder in folders[::-1]
+        for file in sorted([*folder.glob("*.png"), *folder.glob("*.webp")])
+    }
+    pictures = [_picture(file, budget) for file in drawn]
     trend = f"Training is {run.trend}" if run.trend else ""
     fingerprint = (run.fingerprint or {}).items()
     return {
@@ -267,21 +272,25 @@ def _scatters(sweep: Sweep) -> Iterator[dict[str, Any]]:
     scored = [t for t in sweep.trials if t.scores and np.isfinite(t.scores[-1])][:_TRIALS]
     for vary in sweep.varied if scored else ():
         found = [trial.values[vary.field] for trial in scored]
+        texts = [printable(shown(value)) for value in found]
         plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in found)
-        choices = [] if plain else sorted({printable(shown(value)) for value in found})
-        xs = found if plain else [choices.index(printable(shown(value))) for value in found]
+        choices = list[str]()
+        if not plain or len({*texts}) <= _CHOICES:
+            order = np.argsort(found, kind="stable") if plain else np.argsort(texts, kind="stable")
+            choices = [*dict.fromkeys(texts[int(index)] for index in order)]
+        xs = [choices.index(text) for text in texts] if choices else found
         points = [
             {
                 "x": x,
                 "y": trial.scores[-1],
                 "color": min(len(trial.scores), len(COLORS)) - 1,
-                "label": f"{trial.name}: {printable(shown(value))}",
+                "label": f"{trial.name}, {text}",
             }
-            for trial, x, value in zip(scored, xs, found, strict=True)
+            for trial, x, text in zip(scored, xs, texts, strict=True)
         ]
-        is_wide = plain and min(xs) > 0 and max(xs) >= 20 * min(xs)
-        scatter = {"points": points, "choices": choices, "log": is_wide}
-        yield {**_chart(vary.field, sweep.metric or "", []), **scatter}
+        is_wide = not choices and min(xs) > 0 and max(xs) >= 20 * min(xs)
+        scatter = {"name": printable(vary.field), "label": "", "points": points}
+        yield {**_chart(sweep.metric or "", "", []), **scatter, "choices": choices, "log": is_wide}
 
 
 def _chart(name: str, label: str, series: list[dict[str, Any]]) -> dict[str, Any]:
@@ -328,7 +337,10 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _picture(path: Path, budget: Budget) -> dict[str, Any] | None:
     """A strip of pictures and the film of that name; None if they are too large."""
+    step, _, label = path.parent.name.partition("-")
     name = path.stem.replace("-", " ").replace("_", " ")
+    if step.isdecimal():
+        name = ", ".join(dict.fromkeys((f"step {int(step[:20]):,}", label or "training", name)))
     large = budget.films and budget.take(path.with_suffix(".mp4"), _FILM, "films", _MP4)
     small, webp = "", path.with_suffix(".webp")
     if not large:
@@ -338,7 +350,6 @@ def _picture(path: Path, budget: Budget) -> dict[str, Any] | None:
         return None
     return {
         "name": name,
-        "folder": path.parent.name,
         "video": f"data:video/mp4;base64,{large}" if large else "",
         "film": f"data:image/webp;base64,{small}" if small else "",
         "strip": f"data:image/png;base64,{strip}" if strip else "",

@@ -130,6 +130,13 @@ class EnvConfig(Config):
         """The config of environments that render themselves, if that needs other options."""
         return self
 
+    def for_window(self) -> Self:
+        """The config of an environment that shows itself in a window; raises if it cannot."""
+        raise UsageError(
+            "A window shows only tasks on Etude's own MuJoCo simulation and Gymnasium's "
+            f"environments; this one is of the kind '{self.kind}'."
+        )
+
     def shaping_discount(self) -> float | None:
         """The discount of potential-based shaping in the rewards; None without shaping.
 

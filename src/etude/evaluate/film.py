@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,8 @@ def check_env(env: BatchEnv, kind: str) -> None:
         drawing.picture(0)  # raises where a package that draws is missing
 
 
-def check_tools(mp4: bool = True) -> None:
-    """Raise if films cannot be made on this machine."""
-    if mp4:
-        _ffmpeg()
+def check_tools() -> None:
+    """Raise if pictures cannot be drawn on this machine."""
     # Read by Gymnasium, whose own choice is a screen.
     os.environ.setdefault("MUJOCO_GL", rendering.backend())
 
@@ -114,26 +112,40 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{path} is not the name of a film: it must end in .mp4, .webp or .gif.")
     if path.is_dir():
         raise UsageError(f"{path} is a folder: name a file for the film.")
-    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+    if path.suffix == ".mp4" and not has_mp4():
         raise UsageError(
             "An .mp4 needs imageio-ffmpeg, which is not installed: `pip install etude[video]`, or "
             "let the film's name end with .webp or .gif."
         )
-    check_tools(path.suffix == ".mp4")
+    check_tools()
 
 
-def _ffmpeg() -> Any:
-    try:
-        return importlib.import_module("imageio_ffmpeg")
-    except ImportError as error:
-        raise UsageError(
-            "Films need imageio-ffmpeg, which is not installed: `pip install etude[video]`."
-        ) from error
+def has_mp4() -> bool:
+    """Whether films can be written as mp4, which needs the extra `video`."""
+    return importlib.util.find_spec("imageio_ffmpeg") is not None
+
+
+def formats() -> str:
+    """The formats of films on this machine as a sentence, if mp4 is not among them; else ""."""
+    if has_mp4():
+        return ""
+    return (
+        f"Films are {_moving_suffix()} of {SMALL[0]} x {SMALL[1]} and at most "
+        f"{_MOVING_SECONDS:.0f} s: an .mp4 needs imageio-ffmpeg, `pip install etude[video]`."
+    )
+
+
+def _moving_suffix() -> str:
+    return _MOVING[0] if features.check("webp") else _MOVING[1]
 
 
 def _writer(path: Path, rate: float, size: Size) -> Any:
     """A generator whose `send` takes the pictures [height, width, 3] of a film, one by one."""
-    made = _ffmpeg().write_frames(
+    if not has_mp4():
+        raise UsageError(
+            "An .mp4 needs imageio-ffmpeg, which is not installed: `pip install etude[video]`."
+        )
+    made = importlib.import_module("imageio_ffmpeg").write_frames(
         str(path),
         size,
         fps=rate,
@@ -167,7 +179,7 @@ def film(
     size: Size = SIZE,
     title: str = "",
 ) -> list[Path]:
-    """Write <outcome>.png, .mp4 and .webp into a folder, for each outcome that occurred.
+    """Write <outcome>.png, .webp and, with the extra `video`, .mp4 for each outcome that occurred.
 
     path: the policy. kinds: the outcome of each episode. title: default the names of task, recipe
     and run.
@@ -191,10 +203,18 @@ def film(
 
 
 def write(scenes: Sequence[Scene], folder: Path, name: str, size: Size = SIZE) -> list[Path]:
-    """Write <name>.png, a strip of the first episode, and <name>.mp4 and <name>.webp of all."""
-    moving = folder / f"{name}.{'webp' if features.check('webp') else 'gif'}"
-    picture, film = folder / f"{name}.png", folder / f"{name}.mp4"
+    """Write <name>.png, a strip of the first episode, and <name>.mp4 and <name>.webp of all; no
+    mp4 without the extra `video`."""
+    picture, moving = folder / f"{name}.png", folder / f"{name}{_moving_suffix()}"
     strip(scenes[0]).save(picture, optimize=True)
+    if not has_mp4():
+        rate, every = _rates(scenes[0].footage)
+        pictures = chain.from_iterable(_frames(scene, SMALL, every) for scene in scenes)
+        most = round(_MOVING_SECONDS * rate / every)
+        with waiting("drawing", most, "pictures"):
+            _save_moving([*islice(pictures, most)], moving, rate / every)
+        return [picture, moving]
+    film = folder / f"{name}.mp4"
     _write_films(scenes, film, moving, size)
     return [picture, film, moving]
 
@@ -294,7 +314,7 @@ def write_small(scenes: Sequence[Scene], webp: Path, gif: Path) -> None:
     """Write episodes as a small webp, and as a smaller gif for logs, from the same pictures."""
     rate, every = _rates(scenes[0].footage)
     kept = [picture for scene in scenes for picture in _frames(scene, SMALL, every)]
-    if features.check("webp"):
+    if webp.suffix == _moving_suffix():
         _save_moving(kept, webp, rate / every)
     smaller = [each.resize(TINY, Image.Resampling.BOX) for each in kept[::2]]
     _save_moving(smaller, gif, rate / every / 2)

@@ -125,7 +125,7 @@ def draw(run: Path, policy: Path, step: int) -> None:
     from etude.runs.folder import RECIPE
 
     recipe = recipes.load(run / RECIPE, trust=True)  # this process belongs to its training
-    film.check_tools(mp4=False)
+    film.check_tools()
     task = env_with_sentence(recipe.task.for_evaluation().for_film(), policy)
     env = task.make(task.num_agents)
     film.check_env(env, task.kind)

@@ -236,16 +236,25 @@ class Window(Protocol):
         ...
 
 
-def watch(player: Player, window: Window, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Show episodes in real time, until the window is closed or `stopped` returns True."""
+def watch(
+    player: Player,
+    window: Window,
+    stopped: Callable[[], bool] = lambda: False,
+    report: Callable[[Episode], object] = lambda episode: None,
+) -> None:
+    """Show episodes in real time, until the window is closed or `stopped` returns True.
+
+    report: called with every episode that ends.
+    """
     player.begin()
     simulated, begin, seconds = player.simulated, time.monotonic(), player.dt
-    assert simulated is not None, "a window shows simulations"
     for step in count(1):
         if stopped() or not window.is_running():
             return
-        window.show(simulated, player.episode.lines())
-        player.step()
+        if simulated is not None:  # other environments show themselves
+            window.show(simulated, player.episode.lines())
+        if (ended := player.step()) is not None:
+            report(ended)
         ahead = begin + step * seconds - time.monotonic()
         time.sleep(max(0.0, ahead))
         if ahead < -_LATE:

@@ -31,6 +31,12 @@ function exact(value, share) {
 }
 function xs(series) { return options.time && series.t ? series.t : series.x; }
 
+function decades(low, high) {
+  const found = [], parts = high - low > 2.2 ? [1] : high - low > 1 ? [1, 3] : [1, 2, 5];
+  for (let k = Math.floor(low); k <= high; k++)
+    for (const part of parts) if (k + Math.log10(part) >= low && k + Math.log10(part) <= high) found.push(k + Math.log10(part));
+  return found;
+}
 function scatter(figure, chart, caption) {
   const width = Math.max(figure.clientWidth - 20, 160), height = 240;
   const old = figure.querySelector("svg");
@@ -51,12 +57,16 @@ function scatter(figure, chart, caption) {
     make(svg, "line", { x1: left, x2: right, y1: up(tick), y2: up(tick), stroke: "var(--line)" });
     make(svg, "text", { x: left - 6, y: up(tick) + 4, "text-anchor": "end" }, chart.share ? Math.round(100 * tick) + "%" : short(tick));
   }
-  const marks = count ? chart.choices.map((name, k) => [k, name]) :
-    ticks(first, last, Math.max(2, Math.floor(width / 90))).map((t) => [t, short(chart.log ? Math.pow(10, t) : t)]);
+  const most = Math.max(2, Math.floor(width / 90)), marks = count ? chart.choices.map((name, k) => [k, name]) :
+    (chart.log ? decades(first, last) : ticks(first, last, most)).map((t) => [t, short(chart.log ? +Math.pow(10, t).toPrecision(3) : t)]);
   for (const [at, name] of marks) make(svg, "text", { x: across(at), y: bottom + 16, "text-anchor": across(at) > right - 20 ? "end" : "middle" }, name);
   make(svg, "line", { x1: left, x2: right, y1: bottom, y2: bottom, stroke: "var(--faint)" });
+  const beside = {};
   for (const point of [...chart.points].sort((a, b) => a.color - b.color)) {
-    const dot = make(svg, "circle", { cx: across(turn(point.x)), cy: up(point.y), r: 5, fill: COLORS[point.color], "fill-opacity": 0.85, stroke: "var(--panel)" });
+    // Trials with one value and one score lie side by side.
+    const place = count + ":" + point.x + ":" + Math.round(up(point.y) / 6), before = (beside[place] = (beside[place] || 0) + 1) - 1;
+    const aside = count ? (before % 2 ? -1 : 1) * Math.ceil(before / 2) * 9 : 0;
+    const dot = make(svg, "circle", { cx: across(turn(point.x)) + aside, cy: up(point.y), r: 5, fill: COLORS[point.color], "fill-opacity": 0.85, stroke: "var(--panel)" });
     const said = `${point.label}: ${exact(point.y, chart.share)}`;
     make(dot, "title", {}, said);
     dot.addEventListener("pointerenter", () => { caption.textContent = said; });

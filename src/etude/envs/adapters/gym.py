@@ -88,6 +88,18 @@ class GymConfig(EnvConfig):
             kwargs |= {"width": 1280, "height": 720}  # others do not accept a size
         return self.replace(kwargs={**self.kwargs, **kwargs})
 
+    def for_window(self) -> Self:
+        env = make_gym(self)
+        modes = env.metadata.get("render_modes") or ()
+        env.close()
+        if not {"human", "rgb_array"} & {*modes}:
+            raise UsageError(
+                f"'{self.id}' cannot be shown: its metadata['render_modes'] names neither 'human' "
+                "nor 'rgb_array'."
+            )
+        # Gymnasium shows the pictures of environments without a window of their own.
+        return self.replace(kwargs={**self.kwargs, "render_mode": "human"})
+
     def modules(self) -> tuple[str, ...]:
         """Modules of the environment and its wrappers in Gymnasium's registry."""
         known = gymnasium.registry.get(self.id.rpartition(":")[2])
