@@ -116,7 +116,7 @@ def film_folder(run: Path, step: int) -> Path:
 
 
 def draw(run: Path, policy: Path, step: int) -> None:
-    """Film episodes of the policy of a step: a webp, a gif for logs and a strip of pictures."""
+    """Film episodes of the policy of a step: a webp, and a smaller gif for logs."""
     from etude.evaluate import film
     from etude.evaluate.footage import footage
     from etude.evaluate.playing import Player, load_actor, outcome
@@ -138,12 +138,10 @@ def draw(run: Path, policy: Path, step: int) -> None:
     to = film_folder(run, step)
     files.make_folder(to)
     with tempfile.TemporaryDirectory(dir=policy.parent) as scratch:
-        webp, gif, png = (
-            Path(scratch) / Path(FILM).with_suffix(s) for s in (".webp", ".gif", ".png")
-        )
+        gif = Path(scratch) / FILM
+        webp = gif.with_suffix(".webp")
         film.write_small(scenes, webp, gif)
-        film.strip(scenes[0]).save(png, optimize=True)
-        for file in (png, webp, gif):  # the last one shows that it is complete
+        for file in (webp, gif):  # the last one shows that it is complete
             if file.exists():
                 files.replace_file(to / file.name, [file.read_bytes()])
 

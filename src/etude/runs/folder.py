@@ -26,8 +26,7 @@ PLAN, PLAN_JSON = "plan.txt", "plan.json"
 REPORTING = "reporting.log"
 """Notices about logs and terminals that failed; missing in a run without any."""
 FILM = "film.gif"
-"""A film of the policy while it trained, in evaluations/<step>-film; a webp and a png are beside
-it."""
+"""A film of the policy while it trained, in evaluations/<step>-film; a webp is beside it."""
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
 """Beginning of the manifest's statement about a run that is not exact."""
