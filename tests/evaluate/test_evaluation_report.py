@@ -226,7 +226,7 @@ def test_a_replay_is_the_episode(finished: Path, monkeypatch: pytest.MonkeyPatch
         # It ends where the episode did, not where the next one begins.
         task.simulation.state[0] = recording.states[-1]
         task.simulation.forward()
-        away = task.view.hand[0] - recording.targets[-1]
+        away = task.view.hand[0] - recording.markers[-1][0].position
         assert np.linalg.norm(away) == pytest.approx(played.episodes["final_distance"][number])
     states = recordings[4].states
     assert all(map(np.array_equal, recordings[4].path[:: task.task.substeps], states))
@@ -429,6 +429,27 @@ def test_what_cannot_be_shown_is_said(
     assert f"etude eval {finished} --video" in capsys.readouterr().err
     assert cli.main(["eval", str(finished), "--small"]) == 2
     assert "add --video" in capsys.readouterr().err
+
+
+def test_films_without_ffmpeg_are_webp_and_say_why(
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    drawable: None,
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    monkeypatch.setattr(film, "SMALL", (96, 54))
+    monkeypatch.setattr(footages, "STRIP_SIZE", (30, 40))
+    assert cli.main(["eval", str(finished), "--episodes", "2", "--video"]) == 0
+    said = capsys.readouterr().out
+    assert "an .mp4 needs imageio-ffmpeg, `pip install etude[video]`" in said
+    newest = max(finished.glob("evaluations/*-fresh*"), key=lambda path: path.stat().st_mtime)
+    assert not [*newest.glob("*.mp4")]
+    for path in newest.glob("*.webp"):
+        with Image.open(path) as moving:
+            assert moving.size == (96, 54)
+            assert moving.n_frames > 3
+    assert [*newest.glob("*.webp")]
 
 
 def test_a_finished_run_shows_its_final_evaluation_as_it_was(

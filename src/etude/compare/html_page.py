@@ -39,8 +39,6 @@ _SMALL_FILM, _SMALL_FILMS, _FILM, _FILMS = 2_000_000, 6_000_000, 8 << 20, 40 << 
 _PNG, _WEBP, _MP4 = (0, b"\x89PNG\r\n\x1a\n"), (0, b"RIFF"), (4, b"ftyp")
 """Where files of a kind have which bytes."""
 _EVALUATIONS = 3
-_CHOICES = 6
-"""Most values of a field that have a column each in its chart."""
 _TRIALS = 500
 """Most trials of a sweep in its table and charts."""
 _TABLE_WIDTH = 110
@@ -275,7 +273,7 @@ def _scatters(sweep: Sweep) -> Iterator[dict[str, Any]]:
         texts = [printable(shown(value)) for value in found]
         plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in found)
         choices = list[str]()
-        if not plain or len({*texts}) <= _CHOICES:
+        if vary.choices or not plain:
             order = np.argsort(found, kind="stable") if plain else np.argsort(texts, kind="stable")
             choices = [*dict.fromkeys(texts[int(index)] for index in order)]
         xs = [choices.index(text) for text in texts] if choices else found
