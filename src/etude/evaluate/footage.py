@@ -240,7 +240,7 @@ class Recording:
     """[n] float64 each: the same at the end of every physics step, `steps * substeps + 1` in
     all."""
     markers: list[Sequence[Marker]] = field(default_factory=list)
-    """Of each of `states`."""
+    """Markers of each of `states`."""
 
 
 class MujocoRecorder(Recorder[Recording]):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.trees import Tree
-from etude.envs.mujoco.markers import Twist
 from etude.envs.mujoco.robot import Robot
 from etude.envs.mujoco.task import Draws, Part, derived
+
+if TYPE_CHECKING:
+    from etude.envs.mujoco.markers import Twist
 
 
 class VelocityCommand(Part):
@@ -123,6 +126,8 @@ class VelocityCommand(Part):
             self.command += np.clip(self.target - self.command, -most, most)
 
     def markers(self, env_id: int, step: int) -> tuple[Twist, ...]:
+        from etude.envs.mujoco.markers import Twist
+
         return (Twist(self._robot.body, self.command[env_id].copy()),)
 
     @derived

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mujoco
 import numpy as np
@@ -26,7 +26,6 @@ from etude.core.contracts import (
 from etude.core.errors import UsageError
 from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
-from etude.envs.mujoco.markers import Marker
 from etude.envs.mujoco.simulation import (
     Simulation,
     avoid_sparse,
@@ -35,6 +34,9 @@ from etude.envs.mujoco.simulation import (
     load_spec,
 )
 from etude.envs.mujoco.task import Draws, Function, Group, Observation, Part, Task, TaskEnv
+
+if TYPE_CHECKING:
+    from etude.envs.mujoco.markers import Marker
 
 A = TypeVar("A")
 
@@ -146,8 +148,8 @@ class MujocoEnv:
         return next((each for each in (self, *self.parts) if isinstance(each, kind)), None)
 
     def markers(self, env_id: int, step: int | None = None) -> list[Marker]:
-        """What films and windows draw of an environment: the `target` of the task's view and the
-        markers of all parts; step: of its episode, default the current one."""
+        """Shapes that films and windows draw of an environment: the `target` of the task's view and
+        the markers of all parts; step: of its episode, default the current one."""
         step = int(self.elapsed[env_id]) if step is None else step
         target: Array | None = getattr(self.view, "target", None)
         own = [] if target is None else [self.task.camera.marker(target[env_id])]

@@ -17,7 +17,7 @@ from mujoco import MjData, MjModel, MjvScene
 from etude.core.contracts import Array
 
 WANTED, MEASURED = (0.1, 0.75, 0.2), (0.1, 0.4, 0.95)
-_GHOST_ALPHA = 0.4
+_GHOST_ALPHA, _GHOST_SIZE = 0.4, 0.96
 _DISC_HALF = 0.001
 _SECONDS = 0.75
 """An arrow of a velocity is as long as the way in this time."""
@@ -162,6 +162,7 @@ class Ghost:
         for geom in scene.geoms[first : scene.ngeom]:
             if geom.type == int(mujoco.mjtGeom.mjGEOM_SPHERE):  # the web viewer omits these
                 geom.type = int(mujoco.mjtGeom.mjGEOM_ELLIPSOID)
+            geom.size[:] *= _GHOST_SIZE  # hidden where the model is in the same pose
             geom.rgba[:] = (*WANTED, _GHOST_ALPHA)
             geom.matid, geom.transparent, geom.castshadow = -1, 1, 0
             # Not one of the model's own, of which a viewer would draw the other pose.

@@ -119,7 +119,7 @@ class Renderer:
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._has_ground = bool(np.isin(self._model.geom_type, GROUND).any())
         self.legend: list[Line] = []
-        """Of the last picture."""
+        """Legend of the last picture."""
 
     def _prepare(self, model: mujoco.MjModel) -> None:
         """Change the renderer's copy of the model before it is used."""

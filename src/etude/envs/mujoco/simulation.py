@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import mujoco
 import numpy as np
@@ -17,7 +17,9 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree
-from etude.envs.mujoco.markers import Target
+
+if TYPE_CHECKING:
+    from etude.envs.mujoco.markers import Target
 
 Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
 """An MJCF file, the name of a robot of MuJoCo Menagerie, MJCF text, a spec, or a compiled model,
@@ -266,6 +268,8 @@ class Camera:
 
     def marker(self, target: Array) -> Target:
         """The marker of a target [3]."""
+        from etude.envs.mujoco.markers import Target  # not loaded in training
+
         place = np.array(target) - np.array([0.0, 0.0, self.target_sink])
         return Target(place, self.target_radius, self.target == "disc")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import mujoco
 import numpy as np
@@ -19,8 +19,10 @@ import numpy as np
 from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import GOLDEN, Streams, mix
-from etude.envs.mujoco.markers import Marker
 from etude.envs.mujoco.simulation import Camera, Model, Simulation
+
+if TYPE_CHECKING:
+    from etude.envs.mujoco.markers import Marker
 
 Function = Callable[[Any], Array]
 F = TypeVar("F", bound=Callable[..., Array])
@@ -220,9 +222,9 @@ class Part:
         """Called after a snapshot was restored, to update what is derived from the state."""
 
     def markers(self, env_id: int, step: int) -> Sequence[Marker]:
-        """What films and windows draw of an environment beside the model, for example the command
-        that it follows; step: control steps since the start of its episode. Not called in training,
-        and inside of a control step: read arrays, no `derived`."""
+        """Shapes that films and windows draw of an environment beside the model, for example the
+        command that it follows; step: control steps since the start of its episode. Not called in
+        training. May be called within a control step: read arrays, no `derived`."""
         return ()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,10 +30,12 @@ from etude.data.motion.skeleton import (
     NUM_POSE,
     NUM_SPEED,
 )
-from etude.envs.mujoco.markers import Ghost
 from etude.envs.mujoco.task import Action, Draws
 from etude.envs.robots.humanoid import CONTROL_RATE
 from etude.tasks.imitation.options import ImitationOptions
+
+if TYPE_CHECKING:
+    from etude.envs.mujoco.markers import Ghost
 
 NUM_JOINT_SPEEDS = 28
 _OWN_VECTORS, _AHEAD_VECTORS = 2 + 1 + NUM_BODIES - 1, NUM_BODIES + 1
@@ -296,6 +299,8 @@ class Imitator(Action):
         self._find_frames(np.arange(self.env.num_envs))
 
     def markers(self, env_id: int, step: int) -> tuple[Ghost, ...]:
+        from etude.envs.mujoco.markers import Ghost
+
         frame = self.library.rows(self.motion[env_id], self.start[env_id] + step)
         return (Ghost(self.library.frames.pose[frame].copy()),)
 
