@@ -25,7 +25,7 @@ from etude.data.motion import library
 from etude.data.motion.clips import Clip
 from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import dressed
-from etude.envs.mujoco.markers import Line
+from etude.envs.mujoco.simulation import Line
 from etude.envs.robots.humanoid import CAMERA, CONTROL_RATE, humanoid_spec
 from etude.evaluate.footage import (
     Footage,

@@ -25,9 +25,8 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.markers import Line, Marker
 from etude.envs.mujoco.rendering import Studio
-from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.simulation import Camera, Line, Marker
 
 Size = tuple[int, int]
 """Width and height in pixels."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.trees import Tree
 from etude.envs.mujoco.robot import Robot
+from etude.envs.mujoco.simulation import Marker
 from etude.envs.mujoco.task import Draws, Part, derived
-
-if TYPE_CHECKING:
-    from etude.envs.mujoco.markers import Twist
 
 
 class VelocityCommand(Part):
@@ -125,7 +122,7 @@ class VelocityCommand(Part):
             most = self._acceleration * self.env.dt
             self.command += np.clip(self.target - self.command, -most, most)
 
-    def markers(self, env_id: int, step: int) -> tuple[Twist, ...]:
+    def markers(self, env_id: int, step: int) -> tuple[Marker, ...]:
         from etude.envs.mujoco.markers import Twist
 
         return (Twist(self._robot.body, self.command[env_id].copy()),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import mujoco
 import numpy as np
@@ -27,6 +27,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
 from etude.envs.mujoco.simulation import (
+    Marker,
     Simulation,
     avoid_sparse,
     compile_model,
@@ -34,9 +35,6 @@ from etude.envs.mujoco.simulation import (
     load_spec,
 )
 from etude.envs.mujoco.task import Draws, Function, Group, Observation, Part, Task, TaskEnv
-
-if TYPE_CHECKING:
-    from etude.envs.mujoco.markers import Marker
 
 A = TypeVar("A")
 
@@ -150,9 +148,11 @@ class MujocoEnv:
     def markers(self, env_id: int, step: int | None = None) -> list[Marker]:
         """Shapes that films and windows draw of an environment: the `target` of the task's view and
         the markers of all parts; step: of its episode, default the current one."""
+        from etude.envs.mujoco.markers import Target
+
         step = int(self.elapsed[env_id]) if step is None else step
         target: Array | None = getattr(self.view, "target", None)
-        own = [] if target is None else [self.task.camera.marker(target[env_id])]
+        own = [] if target is None else [Target.of(self.task.camera, target[env_id])]
         return [*own, *(marker for part in self.parts for marker in part.markers(env_id, step))]
 
     def describe(self) -> Tree:

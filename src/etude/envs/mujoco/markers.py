@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import mujoco
 import numpy as np
 from mujoco import MjData, MjModel, MjvScene
 
 from etude.core.contracts import Array
+from etude.envs.mujoco.simulation import Camera, Line, Marker
 
 WANTED, MEASURED = (0.1, 0.75, 0.2), (0.1, 0.4, 0.95)
 _GHOST_ALPHA, _GHOST_SIZE = 0.4, 0.96
@@ -23,22 +24,6 @@ _SECONDS = 0.75
 """An arrow of a velocity is as long as the way in this time."""
 _LEAST_SPEED = 0.02
 """m/s: a lower one has no arrow."""
-
-
-class Line(NamedTuple):
-    """A line of the legend."""
-
-    text: str
-    color: tuple[float, float, float]
-    """Red, green and blue in [0, 1]."""
-
-
-class Marker(Protocol):
-    """A shape of a film or window, recorded with a state and drawn with it."""
-
-    def draw(self, scene: MjvScene, model: MjModel, data: MjData) -> list[Line]:
-        """Add geoms to the scene of a state, by `add_geom`; returns lines for the legend."""
-        ...
 
 
 def draw(
@@ -81,6 +66,12 @@ class Target:
     is_disc: bool = False
     """Whether it is a disc on a surface, not a sphere."""
     label: str = "target"
+
+    @classmethod
+    def of(cls, shot: Camera, target: Array) -> Target:
+        """The marker of a target [3], as a task's camera asks for."""
+        place = np.array(target) - np.array([0.0, 0.0, shot.target_sink])
+        return cls(place, shot.target_radius, shot.target == "disc")
 
     def draw(self, scene: MjvScene, model: MjModel, data: MjData) -> list[Line]:
         # An ellipsoid, because the web viewer omits spheres that are not in the model.

@@ -31,8 +31,7 @@ from etude.core.keys import Key
 from etude.envs.mujoco import markers
 from etude.envs.mujoco.decor import GROUND, aim, camera, decorated, frame
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.markers import Line, Marker
-from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.simulation import Camera, Line, Marker
 from etude.envs.mujoco.task import SIMULATION, TARGET
 
 _VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
@@ -285,7 +284,7 @@ class QuickCamera(Renderer):
         shape = (len(states), self._rect.height, self._rect.width, 3)
         drawn: Array = np.empty(shape, np.uint8)
         for place, (state, target) in zip(drawn, pairs, strict=True):
-            place[...] = self.picture(state, [self._shot.marker(target)])
+            place[...] = self.picture(state, [markers.Target.of(self._shot, target)])
         return drawn
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import mujoco
 import numpy as np
@@ -17,9 +17,6 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree
-
-if TYPE_CHECKING:
-    from etude.envs.mujoco.markers import Target
 
 Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
 """An MJCF file, the name of a robot of MuJoCo Menagerie, MJCF text, a spec, or a compiled model,
@@ -266,12 +263,23 @@ class Camera:
     target_sink: float = 0.0
     """Depth of the marker below the target, m: a disc lies on the surface under an object."""
 
-    def marker(self, target: Array) -> Target:
-        """The marker of a target [3]."""
-        from etude.envs.mujoco.markers import Target  # not loaded in training
 
-        place = np.array(target) - np.array([0.0, 0.0, self.target_sink])
-        return Target(place, self.target_radius, self.target == "disc")
+class Line(NamedTuple):
+    """A line of the legend of a picture."""
+
+    text: str
+    color: tuple[float, float, float]
+    """Red, green and blue in [0, 1]."""
+
+
+class Marker(Protocol):
+    """A shape of films and windows, recorded with a state and drawn with it."""
+
+    def draw(
+        self, scene: mujoco.MjvScene, model: mujoco.MjModel, data: mujoco.MjData
+    ) -> list[Line]:
+        """Add geoms to the scene of a state; returns lines for the legend."""
+        ...
 
 
 def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:

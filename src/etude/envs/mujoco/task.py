@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import mujoco
 import numpy as np
@@ -19,10 +19,7 @@ import numpy as np
 from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import GOLDEN, Streams, mix
-from etude.envs.mujoco.simulation import Camera, Model, Simulation
-
-if TYPE_CHECKING:
-    from etude.envs.mujoco.markers import Marker
+from etude.envs.mujoco.simulation import Camera, Marker, Model, Simulation
 
 Function = Callable[[Any], Array]
 F = TypeVar("F", bound=Callable[..., Array])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,12 +29,10 @@ from etude.data.motion.skeleton import (
     NUM_POSE,
     NUM_SPEED,
 )
+from etude.envs.mujoco.simulation import Marker
 from etude.envs.mujoco.task import Action, Draws
 from etude.envs.robots.humanoid import CONTROL_RATE
 from etude.tasks.imitation.options import ImitationOptions
-
-if TYPE_CHECKING:
-    from etude.envs.mujoco.markers import Ghost
 
 NUM_JOINT_SPEEDS = 28
 _OWN_VECTORS, _AHEAD_VECTORS = 2 + 1 + NUM_BODIES - 1, NUM_BODIES + 1
@@ -298,7 +295,7 @@ class Imitator(Action):
     def restored(self) -> None:
         self._find_frames(np.arange(self.env.num_envs))
 
-    def markers(self, env_id: int, step: int) -> tuple[Ghost, ...]:
+    def markers(self, env_id: int, step: int) -> tuple[Marker, ...]:
         from etude.envs.mujoco.markers import Ghost
 
         frame = self.library.rows(self.motion[env_id], self.start[env_id] + step)
