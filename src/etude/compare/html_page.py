@@ -173,7 +173,7 @@ def _content(run: RunPage, budget: Budget) -> dict[str, Any]:
         "recipe": _file(path / RECIPE),
         "plan": _file(path / PLAN),
         "cards": [*_cards(run, folders)],
-        "evaluations": [(folder.name, text) for folder, text in evaluations],
+        "evaluations": [(_folder_title(folder), text) for folder, text in evaluations],
         "failures": [(folder.name, text) for folder, text in failures[-_EVALUATIONS:] if text],
         "pictures": [picture for picture in pictures if picture is not None],
         "left_out": pictures.count(None),
@@ -333,12 +333,18 @@ def _subfolders(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.is_dir()] if folder.is_dir() else []
 
 
+def _folder_title(folder: Path) -> str:
+    """The name of an evaluation's folder as words: "step 40,960, final"."""
+    step, _, label = folder.name.partition("-")
+    is_step = step.isascii() and step.isdecimal() and len(step) < 20
+    return f"step {int(step):,}, {label}".rstrip(", ") if is_step else folder.name
+
+
 def _picture(path: Path, budget: Budget) -> dict[str, Any] | None:
     """A strip of pictures and the film of that name; None if they are too large."""
-    step, _, label = path.parent.name.partition("-")
-    name = path.stem.replace("-", " ").replace("_", " ")
-    if step.isdecimal():
-        name = ", ".join(dict.fromkeys((f"step {int(step[:20]):,}", label or "training", name)))
+    stem = path.stem.replace("-", " ").replace("_", " ")
+    folder = _folder_title(path.parent)
+    name = folder if folder.endswith(stem) else f"{folder}, {stem}"
     large = budget.films and budget.take(path.with_suffix(".mp4"), _FILM, "films", _MP4)
     small, webp = "", path.with_suffix(".webp")
     if not large:
