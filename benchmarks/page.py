@@ -27,6 +27,24 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
 Record = dict[str, Any]
+_SOLID, _DASHED, _DOTTED = "-", (0, (5, 2)), (0, (1, 1))
+LINES: dict[str, tuple[str, Any]] = {
+    "etude": (COLORS[0], _SOLID),
+    "etude_recipe": (COLORS[0], _DASHED),
+    "stable_baselines3": (COLORS[1], _SOLID),
+    "stable_baselines3_processes": (COLORS[1], _DASHED),
+    "stable_baselines3_eight": (COLORS[1], _DOTTED),
+    "rsl_rl": (COLORS[2], _SOLID),
+    "cleanrl_style": (COLORS[3], _SOLID),
+    "sbx": (COLORS[4], _SOLID),
+    "skrl": (COLORS[5], _SOLID),
+    "sample_factory": (COLORS[6], _SOLID),
+    "torchrl": (COLORS[7], _SOLID),
+    "pufferlib": (COLORS[3], _DASHED),
+    "mjbatch": (COLORS[2], _DASHED),
+    "unilab": (COLORS[4], _DASHED),
+}
+"""{peer: colour and style of its line}, the same in all charts."""
 _PARTS = {"left alone": FAINT, "killed": COLORS[0], "resumed": COLORS[1]}
 """{part of a kill: its colour}."""
 
@@ -372,18 +390,18 @@ def curves(task: Task, runs: list[Record]) -> dict[str, list[list[tuple[float, f
 
 
 def picture(task: Task, found: dict[str, list[list[tuple[float, float]]]]) -> bytes:
-    """Scores over seconds, one line per run, one colour per peer."""
+    """Scores over seconds, a line per run in the colour of its library."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         axes.set_title(f"{task.name}: {task.score}")
         axes.set_xlabel("seconds")
         axes.axhline(task.target, color=FAINT, linewidth=1)
-        for i, (peer, lines) in enumerate(sorted(found.items())):
-            for line in lines:
-                label = peer if line is lines[0] else None
-                color = COLORS[i % len(COLORS)]
-                axes.plot(*zip(*line, strict=True), color=color, label=label)
+        for peer in (peer for peer in LINES if peer in found):
+            color, style = LINES[peer]
+            for line in found[peer]:
+                label = peer if line is found[peer][0] else None
+                axes.plot(*zip(*line, strict=True), color=color, linestyle=style, label=label)
         axes.set_xlim(left=0)
         figure.legend(loc="outside right upper")
 

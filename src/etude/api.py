@@ -304,7 +304,13 @@ def _outputs(
     callbacks: Sequence[Callback],
 ) -> Outputs:
     """The caller's outputs, of which messages cannot end the run."""
-    return Outputs(apart("say", say), apart("on_phase", on_phase), [*logs], [*callbacks])
+    return Outputs(apart("say", say), apart("on_phase", on_phase), [*logs], [*callbacks], _filming)
+
+
+def _filming(folder: Path, every: str) -> Callback:
+    from etude.evaluate.filming import Filming
+
+    return Filming(folder, every)
 
 
 def create(run: Resolved, path: str | Path) -> Run:
@@ -331,7 +337,7 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     recipe = run.recipe
     check(recipe.logs)
     plan = make_plan(run, ranks=ranks.size)
-    target = Path(path) if path else default_path(recipe.name, recipe.seed)
+    target = Path(path) if path else default_path(recipes.title(recipe), recipe.seed)
     check_plan(plan.bytes, target, say)
     file_system.check(target.parent, plan.bytes["checkpoint"], recipe.checkpoint.keep_last, say)
     document, text = manifest_of(run, plan, ranks), recipes.dump(recipe)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.markers import Arrow, Ghost, Target
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
-from etude.envs.mujoco.simulation import Camera, Simulation, load_spec
+from etude.envs.mujoco.simulation import Camera, Marker, Simulation, load_spec
 from etude.envs.mujoco.task import (
     Action,
     Draws,
@@ -24,18 +25,22 @@ from etude.envs.mujoco.terrain import Terrain
 
 __all__ = [
     "Action",
+    "Arrow",
     "Camera",
     "Controls",
     "Draws",
     "Feet",
+    "Ghost",
     "Group",
     "JointTargets",
+    "Marker",
     "MujocoEnv",
     "Observation",
     "Part",
     "Randomization",
     "Robot",
     "Simulation",
+    "Target",
     "Task",
     "TaskConfig",
     "Term",

@@ -24,6 +24,19 @@ def results_of(arguments: list[str], out: Path) -> tuple[int, list[dict[str, Any
     return code, json.loads(out.read_text())["runs"]
 
 
+def test_each_library_has_one_line_in_all_charts() -> None:
+    assert {*page.LINES} >= {*run.PEERS}
+    assert len({str(line) for line in page.LINES.values()}) == len(page.LINES)
+    named: dict[str, set[str]] = {}
+    for path in page.IMAGES.glob("benchmark-[!k]*.svg"):
+        line = r"stroke: (#\w+)[^<]*/>\s*</g>\s*<g id=[^>]*>\s*<text[^>]*>([a-z]\w+)<"
+        pairs = re.findall(line, path.read_text())
+        for color, peer in pairs:  # of the legend
+            named.setdefault(peer, set()).add(color)
+    assert len(named) > 3
+    assert all(colors == {page.LINES[peer][0]} for peer, colors in named.items())
+
+
 def test_peers_of_this_environment_end_with_a_figure(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     peers = ["etude", "cleanrl_style", "stable_baselines3"]

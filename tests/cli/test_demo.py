@@ -24,7 +24,7 @@ def filmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[list[A
     calls: list[tuple[list[Any], Path]] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rendering, "has_screen", lambda: False)
-    monkeypatch.setattr(film, "check_tools", lambda mp4: None)
+    monkeypatch.setattr(film, "check_tools", lambda: None)
     monkeypatch.setattr(film, "write_file", lambda scenes, path: calls.append((scenes, path)))
     return calls
 
@@ -139,7 +139,7 @@ def test_a_machine_that_cannot_draw_is_told_of_the_page(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fails(mp4: bool) -> None:
+    def fails() -> None:
         raise rendering.NoPictures("Pictures cannot be drawn here.")
 
     monkeypatch.setattr(film, "check_tools", fails)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from test_compare import make_run
 
 from etude.cli.main import main
 from etude.cli.report import command_of
+from etude.compare.sweeps.halving import STATE, Asked, Sweep, Trial
 from etude.planning import recipes
+from etude.runs.documents import decode_sealed, encode_sealed
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)><!--\x1b[31m"
 HOVER = """<script>
@@ -81,6 +84,81 @@ def test_a_page_of_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(address[:1] == "#" or address[:5] == "data:" for address in reader.addresses)
     assert main(["report", str(run), "--films", "-o", str(out)]) == 0
     assert "data:video/mp4;base64," in out.read_text()
+
+
+def test_small_films_play_on_the_page(run: Path, tmp_path: Path) -> None:
+    folder = run / "evaluations" / "000000004000-final"
+    frames = [Image.new("RGB", (60, 20), color) for color in ("red", "blue")]
+    frames[0].save(folder / "failure.webp", save_all=True, append_images=frames[1:])
+    during = run / "evaluations" / "000000002000-film"
+    during.mkdir()
+    (during / "film.webp").write_bytes((folder / "failure.webp").read_bytes())
+    out = tmp_path / "page.html"
+    assert main(["report", str(run), "-o", str(out)]) == 0
+    text = out.read_text()
+    assert text.count('src="data:image/webp;base64,') == 2
+    assert text.count('src="data:image/png;base64,') == 1
+    assert "<h3>step 4,000, final, failure</h3>" in text
+    assert "<h3>step 2,000, film</h3>" in text
+    assert "success 95.0%" in text, "a folder of a film has no report to show"
+
+
+def sweep_of(folder: Path) -> Path:
+    """A sweep of four trials over two fields, with two rungs; the last one was refused."""
+    recipe = recipes.find("reach-short")
+    asked = Asked(("algorithm.learning_rate=1e-4..1e-2:log", "algorithm.minibatch_size=64,128"))
+    sweep = Sweep(folder, recipe, replace(asked, trials=4, rungs=2, metric="eval/success_rate"))
+    for number, (rate, size, scores) in enumerate(
+        [(1e-4, 64, [0.1]), (1e-3, 128, [0.5, 0.9]), (1e-2, 64, [0.2]), (5e-3, 128, [])]
+    ):
+        values = {"algorithm.learning_rate": rate, "algorithm.minibatch_size": size}
+        trial = Trial(number, 0, values, steps=[2000, 4000], scores=scores, ties=scores)
+        sweep.trials.append(trial)
+        if scores:
+            make_run(folder / trial.name, 0)
+        else:
+            trial.refused = f"it does not divide {HOSTILE}"
+    sweep.complete = 2
+    sweep.save()
+    sweep.close()
+    return folder
+
+
+def test_a_page_of_a_sweep_ranks_its_trials(tmp_path: Path) -> None:
+    sweep, out = sweep_of(tmp_path / "sweep"), tmp_path / "page.html"
+    assert main(["report", str(sweep), "-o", str(out)]) == 0
+    text = out.read_text()
+    cells = re.findall(r"<tr.*?</tr>", text, re.DOTALL)
+    ranked = [re.findall(r"<td[^>]*>(.*?)</td>", cell) for cell in cells][1:5]
+    assert ranked[0] == ["1", "t1", "0.001", "128", "50.0%", "90.0%", "best"]
+    assert [row[1] for row in ranked] == ["t1", "t2", "t0", "t3"]
+    assert "it does not divide &lt;/script&gt;" in ranked[3][-1]
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text)[0])
+    rate, size = data["charts"][:2]
+    assert rate["log"]
+    assert [(p["x"], p["y"], p["color"]) for p in rate["points"]] == [
+        (1e-4, 0.1, 0),
+        (1e-3, 0.9, 1),
+        (1e-2, 0.2, 0),
+    ]
+    assert size["choices"] == ["64", "128"]
+    assert [p["x"] for p in size["points"]] == [0, 1, 0]
+    assert [s["label"] for s in data["charts"][2]["series"]] == ["t1", "t2", "t0"], "the best first"
+    legends = re.findall(r'<div class="legend">(.*?)</div>', text, re.DOTALL)
+    names = [re.findall(r"</span>(.*?)</span>", legend) for legend in legends]
+    assert names == [["at 2,000", "at 4,000"], ["t1", "t2", "t0"]]
+    assert read(out).handlers == []
+
+
+def test_a_sweep_that_was_tampered_with_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = sweep_of(tmp_path / "sweep")
+    state = decode_sealed((sweep / STATE).read_bytes())
+    state["trials"][0]["scores"] = [{"a": 1}]
+    (sweep / STATE).write_bytes(encode_sealed(state))
+    assert main(["report", str(sweep), "-o", str(tmp_path / "page.html")]) != 0
+    assert "scores that are not numbers" in capsys.readouterr().err
 
 
 def test_a_page_of_several_runs_compares_them(

@@ -23,12 +23,13 @@ from PIL import Image
 from etude.api import Run, train
 from etude.cli import main as cli
 from etude.cli import watching
-from etude.core.contracts import Array, EnvSpec
+from etude.core.contracts import EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.intervals import wilson
 from etude.core.keys import Key
 from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import decorated
+from etude.envs.mujoco.markers import Ghost
 from etude.envs.mujoco.rendering import Studio
 from etude.evaluate import evaluation, film, fresh
 from etude.evaluate import footage as footages
@@ -151,38 +152,35 @@ def test_csv_has_a_line_for_every_episode() -> None:
 
 
 @pytest.mark.usefixtures("drawable")
-def test_what_is_imitated_is_shown_beside_the_policy(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_imitated_is_a_ghost_in_the_films(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("imageio_ffmpeg")
     pose = np.linspace(0.2, 0.8, 7)
 
-    def reference_pose(arm: ReachingArm, env_id: int, step: int) -> Array:
-        return pose * step / 100
+    def markers(arm: ReachingArm, env_id: int, step: int) -> list[Ghost]:
+        return [Ghost(pose * step / 100)]
 
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 4)
-    plain = film.replay(recipe, finished, played, [1])
-    monkeypatch.setattr(ReachingArm, "reference_pose", reference_pose, raising=False)
+    _, alone = film.replay(recipe, finished, played, [1])
+    monkeypatch.setattr(ReachingArm, "markers", markers)
     task, recordings = film.replay(recipe, finished, played, [1])
-    recording, alone = recordings[1], plain[1][1]
-    assert not alone.references
-    assert np.array_equal(recording.states, alone.states)
+    recording, steps = recordings[1], len(alone[1].states)
+    assert np.array_equal(recording.states, alone[1].states)
     # Step 0 is the start: the reference neither lags behind the state nor runs ahead of it.
-    assert np.array_equal(recording.references, [pose * s / 100 for s in range(len(alone.states))])
-    assert len(recording.references) == played.episodes["length"][1] + 1
-    monkeypatch.setattr(footages, "STRIP_FRAMES", 3)
-    monkeypatch.setattr(footages, "STRIP_SIZE", (60, 80))
-    width, height = 60, 80
-    shown, single = (film.Scene(footage(task, each), "a title") for each in (recording, alone))
-    strip = np.asarray(film.strip(shown))
-    assert strip.shape[0] == 2 * height + 2 * film.CAPTION
-    above, below = strip[film.CAPTION : -film.CAPTION].reshape(2, height, -1, 3)
-    own = np.asarray(film.strip(single))[film.CAPTION : film.CAPTION + height]
-    assert np.array_equal(below, own)
-    assert not np.array_equal(above[:, -width:], below[:, -width:])
-    # The two share a film of the usual size.
-    frame = np.asarray(next(film._frames(shown, (64, 36))))
+    ghosts = [each[1].pose for each in recording.markers]
+    assert np.array_equal(ghosts, [pose * step / 100 for step in range(steps)])
+    assert steps == played.episodes["length"][1] + 1
+    recording.path[:] = [recording.path[0]] * len(recording.path)  # only the ghost moves
+    shown = footage(task, recording)
+    moments = [0, (steps - 1) * shown.substeps]
+    first, last = shown.draw(moments, (320, 180))
+    red, green, blue = np.moveaxis(np.stack([first.pixels, last.pixels]).astype(int), -1, 0)
+    ghost = (green > red + 25) & (green > blue + 25)
+    assert ghost.sum(axis=(1, 2)).min() > 200
+    assert (ghost[0] ^ ghost[1]).sum() > 100, "it moves"
+    assert [line.text for line in first.legend] == ["target", "reference motion"]
+    frame = np.asarray(next(film._frames(film.Scene(shown, "a title"), (64, 36))))
     assert frame.shape == (36, 64, 3)
 
 
@@ -229,7 +227,7 @@ def test_a_replay_is_the_episode(finished: Path, monkeypatch: pytest.MonkeyPatch
         # It ends where the episode did, not where the next one begins.
         task.simulation.state[0] = recording.states[-1]
         task.simulation.forward()
-        away = task.view.hand[0] - recording.targets[-1]
+        away = task.view.hand[0] - recording.markers[-1][0].position
         assert np.linalg.norm(away) == pytest.approx(played.episodes["final_distance"][number])
     states = recordings[4].states
     assert all(map(np.array_equal, recordings[4].path[:: task.task.substeps], states))
@@ -256,9 +254,11 @@ def test_strip_and_film(finished: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(footages, "STRIP_SIZE", (width, height))
     scene = film.Scene(footage(task, recording), "a title", "episode 0", "success", True)
     strip = np.asarray(film.strip(scene))
-    assert strip.shape == (height + 2 * film.CAPTION, 8 * (width + film.GAP) - film.GAP, 3)
+    head, row = 2 * film.CAPTION, height + film.CAPTION  # a title and a legend
+    assert strip.shape == (head + 2 * row, 4 * (width + film.GAP) - film.GAP, 3)
     cells = [
-        strip[film.CAPTION : film.CAPTION + height, left : left + width]
+        strip[top : top + height, left : left + width]
+        for top in (head, head + row)
         for left in range(0, strip.shape[1], width + film.GAP)
     ]
     assert len({cell.tobytes() for cell in cells}) == 8
@@ -286,7 +286,7 @@ def test_pick_place_shows_cube_and_target() -> None:
     task: Any = PickPlaceConfig().make(1)
     task.reset(Key(0))
     with Studio(decorated(task), task.task.camera, 640, 360) as camera:
-        picture = camera.picture(task.simulation.state[0], task.view.target[0])
+        picture = camera.picture(task.simulation.state[0], task.markers(0))
     red, green, blue = np.moveaxis(picture.astype(int), -1, 0)
     assert picture.shape == (360, 640, 3)
     assert ((red > green + 60) & (red > blue + 60)).sum() > 100
@@ -414,7 +414,6 @@ def test_what_cannot_be_shown_is_said(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rendering, "_works", lambda name: False)
-    monkeypatch.setattr(film, "_ffmpeg", lambda: None)
     assert cli.main(["eval", str(finished), "--video"]) == 1
     assert "apt-get install" in capsys.readouterr().err
     monkeypatch.delenv("DISPLAY", raising=False)
@@ -431,6 +430,27 @@ def test_what_cannot_be_shown_is_said(
     assert f"etude eval {finished} --video" in capsys.readouterr().err
     assert cli.main(["eval", str(finished), "--small"]) == 2
     assert "add --video" in capsys.readouterr().err
+
+
+def test_films_without_ffmpeg_are_webp_and_say_why(
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    drawable: None,
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    monkeypatch.setattr(film, "SMALL", (96, 54))
+    monkeypatch.setattr(footages, "STRIP_SIZE", (30, 40))
+    assert cli.main(["eval", str(finished), "--episodes", "2", "--video"]) == 0
+    said = capsys.readouterr().out
+    assert "an .mp4 needs imageio-ffmpeg, `pip install etude[video]`" in said
+    newest = max(finished.glob("evaluations/*-fresh*"), key=lambda path: path.stat().st_mtime)
+    assert not [*newest.glob("*.mp4")]
+    for path in newest.glob("*.webp"):
+        with Image.open(path) as moving:
+            assert moving.size == (96, 54)
+            assert moving.n_frames > 3
+    assert [*newest.glob("*.webp")]
 
 
 def test_a_finished_run_shows_its_final_evaluation_as_it_was(

@@ -153,8 +153,8 @@ def test_gymnasium_draws_itself() -> None:
     first, second = (recording.recordings[1, episode] for episode in (0, 1))
     assert len(first.jpegs) > 5
     # It ends where the episode did, tilted, not where the next one begins.
-    ((end,),) = Drawn(first).draw([len(first.jpegs) - 1], (300, 200))
-    ((start,),) = Drawn(second).draw([0], (300, 200))
+    (end,) = (each.pixels for each in Drawn(first).draw([len(first.jpegs) - 1], (300, 200)))
+    (start,) = (each.pixels for each in Drawn(second).draw([0], (300, 200)))
     assert np.abs(end.astype(int) - start).mean() > 0.5
     assert end.shape == (200, 300, 3)
     recording.close()
@@ -207,5 +207,7 @@ def test_a_task_of_ones_own_draws_itself() -> None:
     while not len((result := recording.step(env.spec.action.to_env(actor.act(obs)))).final_envs):
         obs = result.obs
     shown = Drawn(recording.recordings[0, 0])
-    values = [int(picture[0][10, 15, 0]) for picture in shown.draw(range(shown.moments), (30, 20))]
+    values = [
+        int(picture.pixels[10, 15, 0]) for picture in shown.draw(range(shown.moments), (30, 20))
+    ]
     assert values == pytest.approx([10 * step for step in range(shown.moments)], abs=2)

@@ -46,7 +46,8 @@ class EvalCommand(Trusting, Reporting):
     )
     video: bool = Field(
         False,
-        description="Film a success and a failure of each kind: mp4, webp and a strip of pictures.",
+        description="Film a success and a failure of each kind: webp, a strip of pictures, and "
+        "mp4 with the extra `video`.",
     )
     small: bool = Field(False, description="Films of 640 x 360 instead of 1280 x 720.")
     seed: int | None = Field(

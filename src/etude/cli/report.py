@@ -16,6 +16,7 @@ from etude.cli.train import TrainCommand
 from etude.compare import reading
 from etude.compare.comparison import Comparison, compare
 from etude.compare.html_page import RunPage, page
+from etude.compare.sweeps.halving import STATE, Sweep, ordered
 from etude.core.errors import EtudeError, UsageError
 from etude.core.metrics import COUNTERS, EPISODES, Health
 from etude.planning import FREE, among, recipes
@@ -25,16 +26,20 @@ from etude.runs.folder import PLAN_JSON, RECIPE
 
 
 class ReportCommand(Trusting):
-    """One HTML page about a run, or about several and their comparison: recipe, plan, curves,
-    evaluations, episodes, health, machine and the command to repeat it. It needs no network."""
+    """One HTML page about a run, about several and their comparison, or about a sweep: recipe,
+    plan, curves, evaluations, films, health, machine and the command to repeat it. It needs no
+    network."""
 
     aliases = {"out": "output"}  # noqa: RUF012
 
     runs: Positional[tuple[str, ...]] = Field(
-        description="Folders of runs, folders that hold runs, or patterns: 'runs/reach/*'."
+        description="Folders of runs, folders that hold runs, or patterns: 'runs/reach/*'; or the "
+        "folder of a sweep."
     )
     out: str = Field("report.html", description="The file to write; -o is short.")
-    films: bool = Field(False, description="Include films, which makes the page large.")
+    films: bool = Field(
+        False, description="Include films in full size, which makes the page large."
+    )
     at: int | None = Field(None, ge=1, description="Compare several runs at this step.")
     metric: str | None = Field(
         None, description="Compare several runs by this column of metrics.jsonl."
@@ -47,7 +52,8 @@ MAX_RUNS = 50
 def run(arguments: list[str]) -> None:
     """Write the page."""
     command = parse("report", ReportCommand, arguments)
-    paths, out = reading.find(command.runs), Path(command.out)
+    sweep, out = _sweep(command), Path(command.out)
+    paths = reading.find(command.runs) if sweep is None else _trials(sweep)
     if out.suffix not in (".html", ".htm"):
         raise UsageError(f"'{out}' cannot be written: the name of a page must end in .html.")
     if len(paths) > MAX_RUNS:
@@ -56,14 +62,33 @@ def run(arguments: list[str]) -> None:
         )
     pages = [page_of(path, command.trust) for path in paths]
     found, note = None, ""
-    if len(pages) > 1:
+    if len(pages) > 1 and sweep is None:
         found, note = _compared(command, [each.record for each in pages])
     files.make_folder(out.absolute().parent)
-    text = page(pages, found, command.films, note).encode()
+    text = page(pages, found, command.films, note, sweep).encode()
     files.replace_file(out, [text])
     print(f"{out}: {len(text) / 1e6:.2f} MB, {len(pages)} run{'s' if len(pages) > 1 else ''}")
     if note:
         print(f"Without a comparison: {note}")
+
+
+def _sweep(command: ReportCommand) -> Sweep | None:
+    """The sweep that the command names; None if it names runs."""
+    folder = Path(command.runs[0])
+    if len(command.runs) > 1 or not (folder / STATE).is_file():
+        return None
+    sweep = Sweep.open(folder, command.trust, write=False)
+    if not sweep.trials:
+        raise UsageError(f"{folder} is a sweep without trials: `etude sweep --resume` draws them.")
+    return sweep
+
+
+def _trials(sweep: Sweep) -> list[Path]:
+    """The runs of a sweep's trials, the best first, as many as a page has."""
+    runs = [sweep.path(t) for t in ordered(sweep) if (sweep.path(t) / RECIPE).is_file()]
+    if not runs:
+        raise UsageError(f"No trial of {sweep.folder} has begun: there is nothing to show yet.")
+    return runs[:MAX_RUNS]
 
 
 def _compared(
@@ -97,6 +122,7 @@ def page_of(path: Path, trust: bool = False) -> RunPage:
     return RunPage(
         record,
         command_of(recipe, path, bool(lineage)),
+        record.name if recipe is None else recipes.title(recipe),
         "; ".join([*filter(None, ["" if recipe is None else recipes.changed(recipe)]), *lineage]),
         metrics,
         tuple(health.warnings),

@@ -22,7 +22,7 @@ from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core import user_code
 from etude.core.errors import RESUMABLE, NonFinite, UsageError
 from etude.core.output import duration
-from etude.planning.recipes import texts
+from etude.planning.recipes import texts, title
 from etude.runs import files
 from etude.runs.finding import is_run
 from etude.runs.folder import default_path, file_name
@@ -268,7 +268,7 @@ def run_slurm(arguments: list[str]) -> None:
     command, words = _parsed("slurm", SlurmCommand, arguments)
     limit, memory = limit_of(command.time, command.margin), command.memory_gib()
     recipe = command.recipe
-    folder = Path(command.folder) if command.folder else default_path(recipe.name, recipe.seed)
+    folder = Path(command.folder) if command.folder else default_path(title(recipe), recipe.seed)
     exists = is_run(folder)
     if folder.exists() and not exists:
         raise UsageError(f"{folder} exists and is not a run: name another folder.")

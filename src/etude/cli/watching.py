@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,7 @@ from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.rendering import NoPictures
 from etude.evaluate import film, fresh
 from etude.evaluate.footage import footage
-from etude.evaluate.playing import RANDOM, ZERO, Episode, Player, actor, hold, watch
+from etude.evaluate.playing import RANDOM, ZERO, Episode, Player, actor, hold, outcome, watch
 from etude.planning import recipes
 from etude.planning.loading import env_with_sentence
 from etude.planning.recipe import Recipe
@@ -73,16 +73,24 @@ class Watching(Config):
         with Signals() as signals, window, TemporaryDirectory(prefix="etude-page-") as folder:
             if open_browser:
                 _open(window.url, Path(folder))
-            watch(player, window, lambda: signals.received is not None)
+            shows_itself = player.simulated is None
+            report = self._report if shows_itself else lambda episode: None
+            watch(player, window, lambda: signals.received is not None, report)
         env.close()
         if signals.received is None:
             return 0
         print("Stopped.")
         return 128 + signals.received
 
+    @staticmethod
+    def _report(episode: Episode) -> None:
+        print(f"Episode {episode.number}: {episode.sentence()}", flush=True)
+
     def _window(self, player: Player, title: str) -> Any:
         simulated = player.simulated
-        assert simulated is not None, "check_shown refuses other environments"
+        if simulated is None:
+            print(f"{title}: its own window (Ctrl+C stops)", flush=True)
+            return OwnWindow()
         if not self.web:
             return rendering.ScreenWindow(simulated)
         window = browser_window(simulated, title, self.port)
@@ -90,8 +98,24 @@ class Watching(Config):
         return window
 
 
+class OwnWindow:
+    """The window that an environment opens and draws itself."""
+
+    def is_running(self) -> bool:
+        return True
+
+    def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
+        """The environment has drawn itself."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class PlayCommand(Watching, Trusting):
-    """Watch a run's best policy in MuJoCo's viewer, or in the browser."""
+    """Watch a run's best policy in MuJoCo's viewer, in the browser, or in the window of a Gymnasium
+    environment."""
 
     run: Positional[str] = Field(description="The run's folder.")
     seed: int | None = Field(None, description="Seed of the episodes; default: the run's.")
@@ -143,15 +167,18 @@ def play(recipe: Recipe, path: Path, command: PlayCommand) -> int:
     instead = partial(how_to_film, recipe, path)
     task = env_with_sentence(recipe.task, path)
     env = command.environment(task)
-    check_shown(env, task, instead)
-    if not command.web and not rendering.has_screen():
-        raise UsageError(
-            "There is no screen here to open MuJoCo's viewer on. --web shows it in a browser. "
-            + instead()
-        )
+    is_simulated = ability(env, MujocoEnv) is not None
+    if command.web:
+        check_shown(env, task, instead)
+    elif not rendering.has_screen():
+        web = "--web shows it in a browser. " if is_simulated else ""
+        raise UsageError(f"There is no screen here to open a window on. {web}{instead()}")
+    elif not is_simulated:
+        env.close()
+        env = command.environment(task.for_window())
     key = Key(recipe.seed if command.seed is None else command.seed).child("play")
     player = Player(env, actor(str(path), env, key, command.trust), key)
-    return command.watch(player, f"{recipe.name}, {path.name}")
+    return command.watch(player, f"{recipes.title(recipe)}, {path.name}")
 
 
 def how_to_film(recipe: Recipe, path: Path) -> str:
@@ -200,7 +227,7 @@ def _film_demo(command: DemoCommand, recipe: Recipe, path: Path) -> int:
     files.make_folder(path.parent)
     title = f"{recipe.name}, trained policy"
     scenes = [
-        film.Scene(footage(player.env, recording), title, f"episode {e.number}", *_outcome(e))
+        film.Scene(footage(player.env, recording), title, f"episode {e.number}", *outcome(e))
         for e, recording in played
     ]
     with waiting(f"drawing {sum(scene.footage.seconds for scene in scenes):.0f} s of film"):
@@ -210,13 +237,6 @@ def _film_demo(command: DemoCommand, recipe: Recipe, path: Path) -> int:
     if ended:
         print(f"{sum(map(bool, ended))} of {len(ended)} episodes succeeded.")
     return 0
-
-
-def _outcome(episode: Episode) -> tuple[str, bool | None]:
-    """(text, success) at the end of an episode's film."""
-    if episode.success is None or not episode.ending:
-        return episode.ending, None
-    return ("success" if episode.success else "failure"), episode.success
 
 
 def run_view(arguments: list[str]) -> int:
@@ -248,6 +268,8 @@ def run_view(arguments: list[str]) -> int:
     for path in film.write([scene], folder, name, film.SMALL if command.small else film.SIZE):
         print(path)
     print(episode.sentence())
+    if formats := film.formats():
+        print(formats)
     return 0
 
 

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from etude.compare import outputs
 from etude.compare.comparison import Comparison
-from etude.compare.reading import RunRecord, printable
+from etude.compare.reading import RunRecord, printable, shown
+from etude.compare.sweeps import halving
+from etude.compare.sweeps.halving import Sweep
 from etude.core.metrics import ELAPSED, Metrics, Warning, chart_values, numbers, step_of
 from etude.evaluate.charts import COLORS
 from etude.runs import files
@@ -29,10 +32,15 @@ from etude.training.logs.curves import duration
 
 _ASSETS = Path(__file__).parent / "page"
 _POINTS, _POINTS_OF_MANY, _METRICS, _METRICS_OF_MANY = 400, 150, 60, 16
-_TEXT, _PICTURE, _PICTURES, _FILM, _FILMS = 1 << 16, 600_000, 2_400_000, 8 << 20, 40 << 20
-"""Bytes of a text, a picture, all pictures, a film and all films of a page."""
-_KINDS = {".png": (b"\x89PNG\r\n\x1a\n", "image/png"), ".webp": (b"RIFF", "image/webp")}
+_TEXT, _PICTURE, _PICTURES = 1 << 16, 600_000, 2_400_000
+"""Bytes of a text, a picture and all pictures of a page."""
+_SMALL_FILM, _SMALL_FILMS, _FILM, _FILMS = 2_000_000, 6_000_000, 8 << 20, 40 << 20
+"""Bytes of a small film and of all, and of large ones."""
+_PNG, _WEBP, _MP4 = (0, b"\x89PNG\r\n\x1a\n"), (0, b"RIFF"), (4, b"ftyp")
+"""Where files of a kind have which bytes."""
 _EVALUATIONS = 3
+_TRIALS = 500
+"""Most trials of a sweep in its table and charts."""
 _TABLE_WIDTH = 110
 
 
@@ -43,6 +51,8 @@ class RunPage:
     record: RunRecord
     command: str
     """The command that trains the run again."""
+    title: str = ""
+    """Names of its task and recipe."""
     changed: str = ""
     """Settings that differ from the recipe of that name."""
     metrics: Metrics = ()
@@ -57,26 +67,45 @@ class RunPage:
 
 @dataclass
 class Budget:
-    """Bytes left for pictures and films."""
+    """Bytes left for pictures, small films and large films."""
 
     pictures: int
+    small_films: int
     films: int
+
+    def take(self, path: Path, most: int, of: str, magic: tuple[int, bytes]) -> str:
+        """A file as base64, taken from a budget; "" if it is missing, too large or of another
+        kind."""
+        data, (at, wanted) = _bytes(path, min(most, getattr(self, of))), magic
+        if data is None or not data[at:].startswith(wanted):
+            return ""
+        setattr(self, of, getattr(self, of) - len(data))
+        return base64.b64encode(data).decode()
 
 
 def page(
-    runs: Sequence[RunPage], comparison: Comparison | None, films: bool = False, note: str = ""
+    runs: Sequence[RunPage],
+    comparison: Comparison | None,
+    films: bool = False,
+    note: str = "",
+    sweep: Sweep | None = None,
 ) -> str:
     """The page as HTML.
 
-    films: embed films, which are large. note: the reason why several runs are not compared.
+    films: embed large films. note: the reason why several runs are not compared. sweep: whose
+    trials the runs are, the best first.
     """
-    title = runs[0].record.name or runs[0].record.path.name
+    title = runs[0].title or runs[0].record.name or runs[0].record.path.name
     title = title if len(runs) == 1 else f"{len(runs)} runs of {title}"
-    budget = Budget(_PICTURES, _FILMS if films else 0)
+    if sweep is not None:
+        title = f"Sweep of {title}" if len(runs) == 1 else f"Sweep: {title}"
+    budget = Budget(_PICTURES, _SMALL_FILMS, _FILMS if films else 0)
     charts, letters = list[dict[str, Any]](), dict[Path, str]()
     if comparison is not None:
         charts.append(_comparison_chart(comparison))
         letters = {run.path: group.letter for group in comparison.groups for run in group.runs}
+    scatters = [] if sweep is None else [*_scatters(sweep)]
+    charts += scatters
     first = len(charts)
     curves = _curves(runs, letters)
     charts += curves[: _METRICS if len(runs) == 1 else _METRICS_OF_MANY]
@@ -97,6 +126,9 @@ def page(
         comparison=comparison,
         table="" if comparison is None else outputs.to_table(comparison, _TABLE_WIDTH),
         colors=COLORS,
+        legend=[] if letters or len(runs) == 1 else _legend(runs),
+        sweep=None if sweep is None else _ranking(sweep),
+        scatters=range(first - len(scatters), first),
         note=note,
         runs=[_content(run, budget) for run in runs],
     )
@@ -121,11 +153,15 @@ def _content(run: RunPage, budget: Budget) -> dict[str, Any]:
     failures = [(folder, _file(folder / "error.txt")) for folder in _subfolders(path / "failures")]
     evaluations = [
         (folder, _file(folder / "report.txt") or _file(folder / "summary.json"))
-        for folder in folders[-_EVALUATIONS:]
+        for folder in folders
     ]
-    pictures = [
-        _picture(file, budget) for folder in folders[::-1] for file in sorted(folder.glob("*.png"))
-    ]
+    evaluations = [(folder, text) for folder, text in evaluations if text][-_EVALUATIONS:]
+    drawn = {
+        file.with_suffix(".png"): None
+        for folder in folders[::-1]
+        for file in sorted([*folder.glob("*.png"), *folder.glob("*.webp")])
+    }
+    pictures = [_picture(file, budget) for file in drawn]
     trend = f"Training is {run.trend}" if run.trend else ""
     fingerprint = (run.fingerprint or {}).items()
     return {
@@ -137,7 +173,7 @@ def _content(run: RunPage, budget: Budget) -> dict[str, Any]:
         "recipe": _file(path / RECIPE),
         "plan": _file(path / PLAN),
         "cards": [*_cards(run, folders)],
-        "evaluations": [(folder.name, text) for folder, text in evaluations if text],
+        "evaluations": [(_folder_title(folder), text) for folder, text in evaluations],
         "failures": [(folder.name, text) for folder, text in failures[-_EVALUATIONS:] if text],
         "pictures": [picture for picture in pictures if picture is not None],
         "left_out": pictures.count(None),
@@ -181,7 +217,7 @@ def _curves(runs: Sequence[RunPage], letters: Mapping[Path, str]) -> list[dict[s
     series: dict[str, list[dict[str, Any]]] = {}
     for number, run in enumerate(runs):
         letter = letters.get(run.record.path, "")
-        color = ord(letter) - ord("A") if letter else number
+        color = ord(letter) - ord("A") if letter else min(number, len(COLORS) - 1)
         label = f"{letter} seed {run.record.seed}" if letter else run.record.path.name
         lines = _series(run.record, _POINTS if len(runs) == 1 else _POINTS_OF_MANY)
         for name, line in lines.items():
@@ -193,6 +229,66 @@ def _curves(runs: Sequence[RunPage], letters: Mapping[Path, str]) -> list[dict[s
         return name.startswith(("time/", "system/")), order.get(name, 1000), name
 
     return [_chart(name, labels.get(name, ""), series[name]) for name in sorted(series, key=place)]
+
+
+def _legend(runs: Sequence[RunPage]) -> list[tuple[str, str]]:
+    """(colour, name) of runs that are not in groups; those that share the last colour together."""
+    alone = len(COLORS) if len(runs) <= len(COLORS) else len(COLORS) - 1
+    names = [*zip(COLORS, (run.record.path.name for run in runs[:alone]), strict=False)]
+    return [*names, *([(COLORS[-1], f"{len(runs) - alone} others")] if len(runs) > alone else [])]
+
+
+def _ranking(sweep: Sweep) -> dict[str, Any]:
+    """The fields of a sweep in the template."""
+    best, titles = sweep.best(), halving.rung_titles(sweep)
+    rows = []
+    for place, trial in enumerate(halving.ordered(sweep)[:_TRIALS], 1):
+        scores = [halving.shown_score(sweep.metric, score) for score in trial.scores]
+        rows.append(
+            {
+                "place": place if trial.scores else "",
+                "name": trial.name,
+                "values": [shown(value) for value in trial.values.values()],
+                "scores": [*scores, *[""] * (len(titles) - len(scores))],
+                "is_best": trial is best,
+                "note": trial.refused or trial.failed or ("best" if trial is best else ""),
+            }
+        )
+    return {
+        "metric": sweep.metric or "no score yet",
+        "order": "lower is better" if sweep.asked.minimize else "higher is better",
+        "fields": [vary.field for vary in sweep.varied],
+        "titles": titles,
+        "legend": [*zip(COLORS, titles, strict=False)],
+        "rows": rows,
+        "left_out": max(0, len(sweep.trials) - _TRIALS),
+    }
+
+
+def _scatters(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """A chart for each varied field: the last scores of trials over its values."""
+    scored = [t for t in sweep.trials if t.scores and np.isfinite(t.scores[-1])][:_TRIALS]
+    for vary in sweep.varied if scored else ():
+        found = [trial.values[vary.field] for trial in scored]
+        texts = [printable(shown(value)) for value in found]
+        plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in found)
+        choices = list[str]()
+        if vary.choices or not plain:
+            order = np.argsort(found, kind="stable") if plain else np.argsort(texts, kind="stable")
+            choices = [*dict.fromkeys(texts[int(index)] for index in order)]
+        xs = [choices.index(text) for text in texts] if choices else found
+        points = [
+            {
+                "x": x,
+                "y": trial.scores[-1],
+                "color": min(len(trial.scores), len(COLORS)) - 1,
+                "label": f"{trial.name}, {text}",
+            }
+            for trial, x, text in zip(scored, xs, texts, strict=True)
+        ]
+        is_wide = not choices and min(xs) > 0 and max(xs) >= 20 * min(xs)
+        scatter = {"name": printable(vary.field), "label": "", "points": points}
+        yield {**_chart(sweep.metric or "", "", []), **scatter, "choices": choices, "log": is_wide}
 
 
 def _chart(name: str, label: str, series: list[dict[str, Any]]) -> dict[str, Any]:
@@ -237,23 +333,31 @@ def _subfolders(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.is_dir()] if folder.is_dir() else []
 
 
+def _folder_title(folder: Path) -> str:
+    """The name of an evaluation's folder as words: "step 40,960, final"."""
+    step, _, label = folder.name.partition("-")
+    is_step = step.isascii() and step.isdecimal() and len(step) < 20
+    return f"step {int(step):,}, {label}".rstrip(", ") if is_step else folder.name
+
+
 def _picture(path: Path, budget: Budget) -> dict[str, Any] | None:
-    """A picture, or the film of that name if the budget allows it; None if it is too large."""
-    name = path.stem.replace("-", " ").replace("_", " ")
-    film = _bytes(path.with_suffix(".mp4"), min(_FILM, budget.films)) if budget.films else None
-    is_film = film is not None and film[4:8] == b"ftyp"
-    if film is not None and is_film:
-        budget.films -= len(film)
-        kind, content = "video/mp4", film
-    else:
-        magic, kind = _KINDS[path.suffix]
-        picture = _bytes(path, min(_PICTURE, budget.pictures))
-        if picture is None or not picture.startswith(magic):
-            return None
-        budget.pictures -= len(picture)
-        content = picture
-    data = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    return {"name": name, "folder": path.parent.name, "is_film": is_film, "data": data}
+    """A strip of pictures and the film of that name; None if they are too large."""
+    stem = path.stem.replace("-", " ").replace("_", " ")
+    folder = _folder_title(path.parent)
+    name = folder if folder.endswith(stem) else f"{folder}, {stem}"
+    large = budget.films and budget.take(path.with_suffix(".mp4"), _FILM, "films", _MP4)
+    small, webp = "", path.with_suffix(".webp")
+    if not large:
+        small = budget.take(webp, _SMALL_FILM, "small_films", _WEBP)
+    strip = budget.take(path, _PICTURE, "pictures", _PNG)
+    if not (large or small or strip):
+        return None
+    return {
+        "name": name,
+        "video": f"data:video/mp4;base64,{large}" if large else "",
+        "film": f"data:image/webp;base64,{small}" if small else "",
+        "strip": f"data:image/png;base64,{strip}" if strip else "",
+    }
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

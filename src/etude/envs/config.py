@@ -117,6 +117,11 @@ class EnvConfig(Config):
         """Rows per environment; numbers of rows must be multiples of it."""
         return 1
 
+    @property
+    def task_name(self) -> str:
+        """Name of the task in captions and folders of runs: its kind, class or id."""
+        return self.kind.rpartition(":")[2]
+
     def for_evaluation(self) -> Self:
         """The config of evaluation environments; default this one."""
         return self
@@ -124,6 +129,13 @@ class EnvConfig(Config):
     def for_film(self) -> Self:
         """The config of environments that render themselves, if that needs other options."""
         return self
+
+    def for_window(self) -> Self:
+        """The config of an environment that shows itself in a window; raises if it cannot."""
+        raise UsageError(
+            "A window shows only tasks on Etude's own MuJoCo simulation and Gymnasium's "
+            f"environments; this one is of the kind '{self.kind}'."
+        )
 
     def shaping_discount(self) -> float | None:
         """The discount of potential-based shaping in the rewards; None without shaping.

@@ -35,6 +35,10 @@ class TaskConfig(EnvConfig):
         {}, description="Options to change in evaluation."
     )
 
+    @property
+    def task_name(self) -> str:
+        return self.task.rpartition(":")[2]
+
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
         env = make_task(self, num_envs, threads)
         return env if self.exactness().exact else WithoutSnapshots(env)

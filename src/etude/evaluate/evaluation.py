@@ -151,6 +151,8 @@ def film_report(
 
     film.check(recipe)
     say(f"Filming: {', '.join(dict.fromkeys(report.scenes)) or 'an episode'}.")
+    if formats := film.formats():
+        say(formats)
     size = film.SMALL if small else film.SIZE
     return film.film(recipe, policy, report.fresh, report.scenes, folder, size, title)
 

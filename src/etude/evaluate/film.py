@@ -1,7 +1,4 @@
-"""Films and picture strips of evaluation episodes, and of motion clips.
-
-A reference motion is shown beside the policy: on the left of a film, on top of a strip.
-"""
+"""Films and picture strips of evaluation episodes, and of motion clips."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ import mujoco
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
-from etude.core.contracts import Array, BatchEnv, Pictured, ability
+from etude.core.contracts import BatchEnv, Pictured, ability
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.output import waiting
@@ -30,16 +27,29 @@ from etude.data.motion import library
 from etude.data.motion.clips import Clip
 from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import dressed
+from etude.envs.mujoco.simulation import Line
 from etude.envs.robots.humanoid import CAMERA, CONTROL_RATE, humanoid_spec
-from etude.evaluate.footage import Footage, Recording, Simulated, Size, can_film, footage, recorder
+from etude.evaluate.footage import (
+    Footage,
+    Picture,
+    Recording,
+    Simulated,
+    Size,
+    can_film,
+    footage,
+    recorder,
+)
 from etude.evaluate.fresh import FreshEpisodes, load
+from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.rollout.group import evaluate
 
-SIZE, SMALL = (1280, 720), (640, 360)
-"""Width and height of a film, and of a small one, in pixels."""
+SIZE, SMALL, TINY = (1280, 720), (640, 360), (320, 180)
+"""Width and height in pixels of a film, of a small one, and of one for logs."""
 CAPTION = 34
 """Height of the line under the pictures of a strip, in pixels."""
+COLUMNS = 4
+"""Pictures in a row of a strip."""
 GAP = 4
 _LINGER = 1.0
 """Seconds for which a film stays at the end of an episode."""
@@ -92,10 +102,8 @@ def check_env(env: BatchEnv, kind: str) -> None:
         drawing.picture(0)  # raises where a package that draws is missing
 
 
-def check_tools(mp4: bool = True) -> None:
-    """Raise if films cannot be made on this machine."""
-    if mp4:
-        _ffmpeg()
+def check_tools() -> None:
+    """Raise if pictures cannot be drawn on this machine."""
     # Read by Gymnasium, whose own choice is a screen.
     os.environ.setdefault("MUJOCO_GL", rendering.backend())
 
@@ -106,26 +114,40 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{path} is not the name of a film: it must end in .mp4, .webp or .gif.")
     if path.is_dir():
         raise UsageError(f"{path} is a folder: name a file for the film.")
-    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+    if path.suffix == ".mp4" and not has_mp4():
         raise UsageError(
             "An .mp4 needs imageio-ffmpeg, which is not installed: `pip install etude[video]`, or "
             "let the film's name end with .webp or .gif."
         )
-    check_tools(path.suffix == ".mp4")
+    check_tools()
 
 
-def _ffmpeg() -> Any:
-    try:
-        return importlib.import_module("imageio_ffmpeg")
-    except ImportError as error:
-        raise UsageError(
-            "Films need imageio-ffmpeg, which is not installed: `pip install etude[video]`."
-        ) from error
+def has_mp4() -> bool:
+    """Whether films can be written as mp4, which needs the extra `video`."""
+    return importlib.util.find_spec("imageio_ffmpeg") is not None
+
+
+def formats() -> str:
+    """The formats of films on this machine as a sentence, if mp4 is not among them; else ""."""
+    if has_mp4():
+        return ""
+    return (
+        f"Films are {_moving_suffix()} of {SMALL[0]} x {SMALL[1]} and at most "
+        f"{_MOVING_SECONDS:.0f} s: an .mp4 needs imageio-ffmpeg, `pip install etude[video]`."
+    )
+
+
+def _moving_suffix() -> str:
+    return _MOVING[0] if features.check("webp") else _MOVING[1]
 
 
 def _writer(path: Path, rate: float, size: Size) -> Any:
     """A generator whose `send` takes the pictures [height, width, 3] of a film, one by one."""
-    made = _ffmpeg().write_frames(
+    if not has_mp4():
+        raise UsageError(
+            "An .mp4 needs imageio-ffmpeg, which is not installed: `pip install etude[video]`."
+        )
+    made = importlib.import_module("imageio_ffmpeg").write_frames(
         str(path),
         size,
         fps=rate,
@@ -191,15 +213,15 @@ def film(
     size: Size = SIZE,
     title: str = "",
 ) -> list[Path]:
-    """Write <outcome>.png, .mp4 and .webp into a folder, for each outcome that occurred.
+    """Write <outcome>.png, .webp and, with the extra `video`, .mp4 for each outcome that occurred.
 
-    path: the policy. kinds: the outcome of each episode. title: default the names of recipe and
-    run.
+    path: the policy. kinds: the outcome of each episode. title: default the names of task, recipe
+    and run.
     """
     chosen, made = typical(fresh, kinds), []
     env, recordings = replay(recipe, path, fresh, [n for group in chosen.values() for n in group])
     succeeded = fresh.episodes.get("is_success")
-    title = title or ", ".join(dict.fromkeys((recipe.name, folder.parent.parent.name)))
+    title = title or f"{recipes.title(recipe)}, {folder.parent.parent.name}"
     for kind, numbers in chosen.items():
         scenes, seconds = list[Scene](), 0.0
         for number in numbers:
@@ -215,10 +237,18 @@ def film(
 
 
 def write(scenes: Sequence[Scene], folder: Path, name: str, size: Size = SIZE) -> list[Path]:
-    """Write <name>.png, a strip of the first episode, and <name>.mp4 and <name>.webp of all."""
-    moving = folder / f"{name}.{'webp' if features.check('webp') else 'gif'}"
-    picture, film = folder / f"{name}.png", folder / f"{name}.mp4"
+    """Write <name>.png, a strip of the first episode, and <name>.mp4 and <name>.webp of all; no
+    mp4 without the extra `video`."""
+    picture, moving = folder / f"{name}.png", folder / f"{name}{_moving_suffix()}"
     strip(scenes[0]).save(picture, optimize=True)
+    if not has_mp4():
+        rate, every = _rates(scenes[0].footage)
+        pictures = chain.from_iterable(_frames(scene, SMALL, every) for scene in scenes)
+        most = round(_MOVING_SECONDS * rate / every)
+        with waiting("drawing", most, "pictures"):
+            _save_moving([*islice(pictures, most)], moving, rate / every)
+        return [picture, moving]
+    film = folder / f"{name}.mp4"
     _write_films(scenes, film, moving, size)
     return [picture, film, moving]
 
@@ -242,27 +272,40 @@ def replay(
 
 
 def strip(scene: Scene) -> Image.Image:
-    """Pictures side by side over the whole episode, each with its step, under a title."""
-    steps, columns = scene.footage.strip()
+    """Pictures over the whole episode, `COLUMNS` in a row, each with its step, under a title."""
+    steps, pictures = scene.footage.strip()
     title = ", ".join(filter(None, (scene.title, scene.outcome, scene.detail)))
-    title += "; above the motion that it imitates" if scene.footage.figures > 1 else ""
-    return _sheet(columns, [f"step {step}" for step in steps], title)
+    seconds = scene.footage.substeps / scene.footage.moment_rate
+    return _sheet(pictures, [f"step {step}, {step * seconds:.1f} s" for step in steps], title)
 
 
-def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image.Image:
-    """Columns of pictures [height, width, 3] with captions, under a title."""
-    height, width, _ = columns[0][0].shape
-    tall = height * len(columns[0])
-    sheet = Image.new("RGB", (len(columns) * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
+def _sheet(pictures: list[Picture], captions: list[str], title: str) -> Image.Image:
+    """Pictures with captions, in rows under a title and the legend of the first."""
+    height, width, _ = pictures[0].pixels.shape
+    columns, legend = min(COLUMNS, len(pictures)), pictures[0].legend
+    head, rows = CAPTION * (1 + bool(legend)), -(-len(pictures) // columns)
+    across = columns * (width + GAP) - GAP
+    sheet = Image.new("RGB", (across, head + rows * (height + CAPTION)), color=PAPER)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 12)
     pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")
-    for index, (column, caption) in enumerate(zip(columns, captions, strict=True)):
-        left = index * (width + GAP)
-        for line, picture in enumerate(column):
-            sheet.paste(Image.fromarray(picture), (left, CAPTION + line * height))
-        middle = (left + width // 2, CAPTION + tall + CAPTION // 2)
+    left = 8
+    for text, color in legend:
+        name = text.partition(":")[0]  # the rest is of one moment
+        pen.text((left, 1.5 * CAPTION), name, _bytes(color), font, anchor="lm")
+        left += round(font.getlength(name)) + CAPTION
+    for index, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        row, column = divmod(index, columns)
+        left, top = column * (width + GAP), head + row * (height + CAPTION)
+        sheet.paste(Image.fromarray(picture.pixels), (left, top))
+        middle = (left + width // 2, top + height + CAPTION // 2)
         pen.text(middle, caption, INK, font, anchor="mm")
     return sheet
+
+
+def _bytes(color: tuple[float, float, float]) -> tuple[int, int, int]:
+    """A colour in [0, 1] as bytes."""
+    red, green, blue = (round(255 * part) for part in color)
+    return red, green, blue
 
 
 def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) -> None:
@@ -301,6 +344,16 @@ def write_file(scenes: Sequence[Scene], path: Path) -> None:
     writer.close()
 
 
+def write_small(scenes: Sequence[Scene], webp: Path, gif: Path) -> None:
+    """Write episodes as a small webp, and as a smaller gif for logs, from the same pictures."""
+    rate, every = _rates(scenes[0].footage)
+    kept = [picture for scene in scenes for picture in _frames(scene, SMALL, every)]
+    if webp.suffix == _moving_suffix():
+        _save_moving(kept, webp, rate / every)
+    smaller = [each.resize(TINY, Image.Resampling.BOX) for each in kept[::2]]
+    _save_moving(smaller, gif, rate / every / 2)
+
+
 def _rates(footage: Footage) -> tuple[float, int]:
     """(frame rate of a film, its pictures per picture of the moving picture)."""
     rate = footage.moment_rate / footage.stride
@@ -316,17 +369,14 @@ def _save_moving(pictures: list[Image.Image], path: Path, rate: float) -> None:
 
 def _frames(scene: Scene, size: Size, every: int = 1) -> Iterator[Image.Image]:
     """Every `every`-th picture of the film of one episode, which stays at its end for a second."""
-    shown, wide = scene.footage, scene.footage.figures
+    shown = scene.footage
     begin, stride = max(0, shown.moments - 1 - round(_LONGEST * shown.moment_rate)), shown.stride
     moments = [*range(begin, shown.moments - 1, stride * every), shown.moments - 1]
-    each = (size[0] // wide, size[1])
-    for moment, figures in zip(moments, shown.draw(moments, each), strict=True):
-        picture = Image.fromarray(np.concatenate(figures, axis=1))
+    for moment, drawn in zip(moments, shown.draw(moments, size), strict=True):
+        picture = Image.fromarray(drawn.pixels)
         pen, end = Pen(picture), moment == moments[-1]
-        if wide > 1:
-            pen.panel(0, "reference")
-        line, longest = _line(scene, moment), _line(scene, moments[-1])
-        right = pen.panel(each[0] * (wide - 1), scene.title, line, longest)
+        pen.legend(drawn.legend)
+        right = pen.panel(scene.title, _line(scene, moment), _line(scene, moments[-1]))
         if end and scene.outcome:
             color = {True: _GOOD, False: _BAD, None: _PLAIN}[scene.success]
             pen.badge(right, scene.outcome, color)
@@ -347,14 +397,29 @@ class Pen:
         self._unit, self._height = picture.height / 720, picture.height
         self._draw = ImageDraw.Draw(picture, "RGBA")
 
-    def panel(self, left: float, title: str, line: str = "", longest: str = "") -> float:
-        """Write a title and a line at the lower edge, from `left`; return the right end.
+    def legend(self, lines: Sequence[Line]) -> None:
+        """Write lines with their colours in the upper left corner."""
+        if not lines:
+            return
+        unit, font = self._unit, self._font(22)
+        # As wide as the longest line can be, so that it does not change from picture to picture.
+        wide = max(font.getlength(re.sub(r"\d", "0", line.text)) for line in lines)
+        corner = 20 * unit
+        self._box(corner, corner, wide + 72 * unit, (len(lines) * 32 + 16) * unit, _PANEL)
+        for number, (text, color) in enumerate(lines):
+            middle = corner + (24 + 32 * number) * unit
+            swatch = (corner + 14 * unit, middle - 5 * unit, corner + 40 * unit, middle + 5 * unit)
+            self._draw.rounded_rectangle(swatch, 3 * unit, _bytes(color))
+            self._draw.text((corner + 52 * unit, middle), text, PAPER, font, anchor="lm")
+
+    def panel(self, title: str, line: str, longest: str) -> float:
+        """Write a title and a line in the lower left corner; return the right end.
 
         longest: the longest line, which decides the width.
         """
         unit, large, small = self._unit, self._font(27), self._font(20)
         wide: float = max(large.getlength(title), small.getlength(longest)) + 32 * unit
-        tall, left = (76 if line else 50) * unit, left + 20 * unit
+        tall, left = 76 * unit, 20 * unit
         top = self._height - tall - 20 * unit
         self._box(left, top, wide, tall, _PANEL)
         self._draw.text((left + 16 * unit, top + 25 * unit), title, PAPER, large, anchor="lm")
@@ -380,8 +445,8 @@ class Pen:
 def clip_strip(clip: Clip, seconds: float) -> Image.Image:
     """Pictures of a clip side by side, evenly spaced in time, under its name."""
     shown = _clip_footage(clip, seconds)
-    steps, columns = Footage.strip(shown)
-    return _sheet(columns, [f"{step / CONTROL_RATE:.2f} s" for step in steps], _clip_title(clip))
+    steps, pictures = Footage.strip(shown)
+    return _sheet(pictures, [f"{step / CONTROL_RATE:.2f} s" for step in steps], _clip_title(clip))
 
 
 def clip_film(clip: Clip, seconds: float, path: Path) -> None:
@@ -407,5 +472,5 @@ def _clip_footage(clip: Clip, seconds: float) -> Simulated:
     for pose, state in zip(poses, states, strict=True):
         data.qpos[:] = pose
         mujoco.mj_getState(model, data, state, kind)
-    recording = Recording(list(states), list(states), [None] * len(states))
+    recording = Recording(list(states), list(states), [()] * len(states))
     return Simulated(model, CAMERA, recording, 1, 1.0 / CONTROL_RATE)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import mujoco
 import numpy as np
@@ -26,7 +26,7 @@ from etude.core.keys import Key
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.rendering import Studio
-from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.simulation import Camera, Line, Marker
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -35,6 +35,14 @@ FRAME_RATE = 30.0
 STRIP_FRAMES = 8
 STRIP_SIZE = (300, 400)
 """Width and height of a picture in a strip."""
+
+
+class Picture(NamedTuple):
+    """A drawn moment."""
+
+    pixels: Array
+    """[height, width, 3] uint8."""
+    legend: Sequence[Line] = ()
 
 
 class Footage(ABC):
@@ -46,8 +54,6 @@ class Footage(ABC):
     """Moments per second."""
     substeps: int = 1
     """Moments per control step."""
-    figures: int = 1
-    """Number of pictures side by side: the reference motion, if any, and the policy."""
 
     @property
     def stride(self) -> int:
@@ -64,11 +70,11 @@ class Footage(ABC):
         return (self.moments - 1) / self.moment_rate
 
     @abstractmethod
-    def draw(self, moments: Iterable[int], size: Size) -> Iterator[list[Array]]:
-        """Draw the figures of each moment, pictures [height, width, 3] uint8."""
+    def draw(self, moments: Iterable[int], size: Size) -> Iterator[Picture]:
+        """Draw moments."""
 
-    def strip(self) -> tuple[list[int], list[list[Array]]]:
-        """Steps to show side by side, and the figures of each."""
+    def strip(self) -> tuple[list[int], list[Picture]]:
+        """Steps to show side by side, and their pictures."""
         steps = [int(step) for step in np.linspace(0, self.steps, STRIP_FRAMES).round()]
         return steps, list(self.draw([step * self.substeps for step in steps], STRIP_SIZE))
 
@@ -83,20 +89,15 @@ class Simulated(Footage):
         self._model, self._shot, self._recording = model, shot, recording
         self.moments, self.substeps = len(recording.path), substeps
         self.moment_rate = substeps / dt
-        self.figures = 2 if recording.references else 1
 
-    def draw(self, moments: Iterable[int], size: Size) -> Iterator[list[Array]]:
-        recording, positions = self._recording, self._model.nq
+    def draw(self, moments: Iterable[int], size: Size) -> Iterator[Picture]:
+        path, markers = self._recording.path, self._recording.markers
         with Studio(self._model, self._shot, *size) as camera:
             for moment in moments:
-                step, state = moment // self.substeps, recording.path[moment]
-                states = [state]
-                if recording.references:
-                    states.insert(0, state.copy())
-                    states[0][1 : 1 + positions] = recording.references[step]
-                yield [camera.picture(each, recording.targets[step]) for each in states]
+                pixels = camera.picture(path[moment], markers[moment // self.substeps])
+                yield Picture(pixels, camera.legend)
 
-    def strip(self) -> tuple[list[int], list[list[Array]]]:
+    def strip(self) -> tuple[list[int], list[Picture]]:
         """Steps evenly spaced in time and movement: a standstill must not fill the strip."""
         # The clock is the first number of a state, positions come after it.
         positions = np.array(self._recording.states)[:, 1 : 1 + self._model.nq]
@@ -117,7 +118,7 @@ class Drawn(Footage):
         self._jpegs = recording.jpegs
         self.moments, self.moment_rate = len(self._jpegs), recording.rate
 
-    def draw(self, moments: Iterable[int], size: Size) -> Iterator[list[Array]]:
+    def draw(self, moments: Iterable[int], size: Size) -> Iterator[Picture]:
         for moment in moments:
             picture = Image.open(io.BytesIO(self._jpegs[moment])).convert("RGB")
             scale = min(size[0] / picture.width, size[1] / picture.height)
@@ -125,9 +126,9 @@ class Drawn(Footage):
             sheet = Image.new("RGB", size, picture.getpixel((0, 0)))
             place = ((size[0] - fit[0]) // 2, (size[1] - fit[1]) // 2)
             sheet.paste(picture.resize(fit, Image.Resampling.LANCZOS), place)
-            yield [np.asarray(sheet)]
+            yield Picture(np.asarray(sheet))
 
-    def strip(self) -> tuple[list[int], list[list[Array]]]:
+    def strip(self) -> tuple[list[int], list[Picture]]:
         first = Image.open(io.BytesIO(self._jpegs[0]))
         size = (STRIP_SIZE[0], max(1, round(STRIP_SIZE[0] * first.height / first.width)))
         steps = [int(step) for step in np.linspace(0, self.steps, STRIP_FRAMES).round()]
@@ -237,19 +238,8 @@ class Recording:
     path: list[Array] = field(default_factory=list)
     """[n] float64 each: the same at the end of every physics step, `steps * substeps + 1` in
     all."""
-    targets: list[Array | None] = field(default_factory=list)
-    """[3] m each; None if the task's view has no `target`."""
-    references: list[Array] = field(default_factory=list)
-    """[nq] each: the reference pose; empty without a reference motion."""
-
-
-@runtime_checkable
-class Imitates(Protocol):
-    """A part that imitates a reference motion."""
-
-    def reference_pose(self, env_id: int, step: int) -> Array:
-        """Reference pose [nq], `step` steps after the start of an environment's episode."""
-        ...
+    markers: list[Sequence[Marker]] = field(default_factory=list)
+    """Markers of each of `states`."""
 
 
 class MujocoRecorder(Recorder[Recording]):
@@ -261,7 +251,6 @@ class MujocoRecorder(Recorder[Recording]):
         """env: the environment to step; simulated: the simulation that it wraps, or itself."""
         super().__init__(env, {pair: Recording() for pair in wanted})
         self._env = simulated
-        self._reference = simulated.ability(Imitates)
         self._substeps = 0
         """Physics steps since the last control step."""
         simulated.simulation.watch = self._watch
@@ -276,13 +265,10 @@ class MujocoRecorder(Recorder[Recording]):
                     self._keep(env_id, recording)
 
     def _keep(self, env_id: int, recording: Recording) -> None:
-        target: Array | None = getattr(self._env.view, "target", None)
-        if self._reference is not None:
-            step = len(recording.states)  # The environment has not counted this step yet.
-            recording.references.append(self._reference.reference_pose(env_id, step).copy())
+        step = len(recording.states)  # The environment has not counted this step yet.
+        recording.markers.append(self._env.markers(env_id, step))
         recording.states.append(self._env.simulation.state[env_id].copy())
         recording.path.append(recording.states[-1])
-        recording.targets.append(None if target is None else target[env_id].copy())
 
     def close(self) -> None:
         self._env.simulation.watch = None

@@ -148,6 +148,13 @@ class Episode:
         return [f"{name} {value:.2f}" for name, value in self.terms.items()]
 
 
+def outcome(episode: Episode) -> tuple[str, bool | None]:
+    """(text, success) at the end of an episode's film."""
+    if episode.success is None or not episode.ending:
+        return episode.ending, None
+    return ("success" if episode.success else "failure"), episode.success
+
+
 class Player:
     """Plays episodes in one environment, step by step; reports the first of several agents."""
 
@@ -229,16 +236,25 @@ class Window(Protocol):
         ...
 
 
-def watch(player: Player, window: Window, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Show episodes in real time, until the window is closed or `stopped` returns True."""
+def watch(
+    player: Player,
+    window: Window,
+    stopped: Callable[[], bool] = lambda: False,
+    report: Callable[[Episode], object] = lambda episode: None,
+) -> None:
+    """Show episodes in real time, until the window is closed or `stopped` returns True.
+
+    report: called with every episode that ends.
+    """
     player.begin()
     simulated, begin, seconds = player.simulated, time.monotonic(), player.dt
-    assert simulated is not None, "a window shows simulations"
     for step in count(1):
         if stopped() or not window.is_running():
             return
-        window.show(simulated, player.episode.lines())
-        player.step()
+        if simulated is not None:  # other environments show themselves
+            window.show(simulated, player.episode.lines())
+        if (ended := player.step()) is not None:
+            report(ended)
         ahead = begin + step * seconds - time.monotonic()
         time.sleep(max(0.0, ahead))
         if ahead < -_LATE:

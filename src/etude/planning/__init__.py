@@ -11,6 +11,7 @@ FREE = (
     "collector.engine_threads",
     "evaluation.final_episodes",
     "evaluation.final_video",
+    "evaluation.film_every",
     "learner.timeout",
     "learner.compare_every",
     "checkpoint",

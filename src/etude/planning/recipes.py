@@ -53,6 +53,18 @@ def changed(recipe: Recipe) -> str:
     return ", ".join(f"{name} {_short(value)}" for name, value in now.items() if name != "seed")
 
 
+def title(recipe: Recipe) -> str:
+    """The name of a recipe, after that of its task if it is of any task or of another one:
+    "Hopper-v5, ppo"."""
+    if recipe.env is None:
+        return recipe.name
+    usual = made_by(recipe.name)().env if recipe.name in names() else recipe.env
+    is_of_task = usual is not None and usual.task_name == recipe.env.task_name
+    if is_of_task and recipe.name != recipe.algorithm.kind:
+        return recipe.name
+    return f"{recipe.env.task_name}, {recipe.name}"
+
+
 def _short(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"

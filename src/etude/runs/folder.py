@@ -25,6 +25,8 @@ RECIPE, MANIFEST, METRICS = "recipe.yaml", "manifest.json", "metrics.jsonl"
 PLAN, PLAN_JSON = "plan.txt", "plan.json"
 REPORTING = "reporting.log"
 """Notices about logs and terminals that failed; missing in a run without any."""
+FILM = "film.gif"
+"""A film of the policy while it trained, in evaluations/<step>-film; a webp is beside it."""
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
 """Beginning of the manifest's statement about a run that is not exact."""
@@ -37,7 +39,7 @@ _OWN_FILES = re.compile(
     r"|failures/[0-9-]+/(error\.txt|context\.json|reproduction\.safetensors)"
     r"|replay/shard-[0-9]+/([a-z]+-[0-9]{12,}\.bin|(\.tmp-)?store\.json)"
     r"|\.tmp-probe-[0-9-]+/((from/|to/)?[a-z]+)"
-    r"|evaluations/[\w-]+/(\.tmp-)?[\w.-]+\.(csv|json|txt|png|mp4|webp)(-[0-9]+)?"
+    r"|evaluations/[\w-]+/(\.tmp-)?[\w.-]+\.(csv|json|txt|png|mp4|webp|gif)(-[0-9]+)?"
 )
 _OWN_FOLDERS = re.compile(
     r"checkpoints|\.tmp-probe-[0-9-]+(/from|/to)?|failures(/[0-9-]+)?|replay(/shard-[0-9]+)?"
@@ -57,6 +59,12 @@ def default_path(recipe: str, seed: int, now: datetime | None = None, root: str 
 def file_name(recipe: str) -> str:
     """The name of a recipe without characters that file names should not have."""
     return re.sub(r"[^\w.-]+", "-", recipe).strip(".-") or "run"
+
+
+def films(run: Path) -> dict[int, Path]:
+    """{step: gif} of the films that were drawn while a run trained, the oldest first."""
+    found = sorted(run.glob(f"evaluations/*-film/{FILM}"))
+    return {int(path.parent.name.partition("-")[0]): path for path in found}
 
 
 class RunFolder:

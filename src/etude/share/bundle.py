@@ -148,7 +148,9 @@ def _evaluate(shared: Shared, folder: Path, left_out: dict[str, str], say: Say) 
         left_out[FILM] = ""
         return report.metrics()
     try:
-        evaluation.film_report(recipe, shared.policy, report, folder, say, title=recipe.name)
+        evaluation.film_report(
+            recipe, shared.policy, report, folder, say, title=recipes.title(recipe)
+        )
     except EtudeError as error:
         left_out[FILM] = str(error)
     return report.metrics()

@@ -58,6 +58,12 @@ class EvaluationConfig(Config):
         False, description="Film that evaluation; TensorBoard and W&B get pictures of it."
     )
 
+    film_every: IntervalText = Field(
+        "never",
+        description="How often a film of the policy is drawn while it trains, for example '500000 "
+        "steps': in evaluations/<step>-film, TensorBoard and W&B.",
+    )
+
     @model_validator(mode="after")
     def _divides(self) -> EvaluationConfig:
         if self.episodes % self.num_envs or self.num_envs % self.envs_per_group:

@@ -148,6 +148,39 @@ def test_pictures_of_the_final_evaluation(tmp_path: Path) -> None:
     assert value.image.encoded_image_string == drawn.read_bytes()
 
 
+def film(folder: Path, step: int) -> bytes:
+    """A film of two pictures in a run's folder."""
+    place = folder / "evaluations" / f"{step:012d}-film"
+    place.mkdir(parents=True)
+    first, second = (Image.new("RGB", (8, 5), color) for color in ("red", "blue"))
+    first.save(place / "film.gif", save_all=True, append_images=[second])
+    return (place / "film.gif").read_bytes()
+
+
+def test_films_are_added_with_the_next_row_and_again_after_a_resume(tmp_path: Path) -> None:
+    rows = rows_like_a_run(4)
+    log = TensorBoardLog(tmp_path)
+    log.begin([])
+    log.write(rows[0])
+    films = [film(tmp_path, 100)]
+    log.write(rows[1])
+    films.append(film(tmp_path, 200))
+    log.close()
+
+    def added() -> list[tuple[int, int, bytes]]:
+        return [
+            (event.step, value.image.width, value.image.encoded_image_string)
+            for event in tensorboard_events(tmp_path)
+            for value in event.summary.value
+            if value.tag == "film"
+        ]
+
+    expected = [(100, 8, films[0]), (200, 8, films[1])]
+    assert added() == expected
+    write(tmp_path, rows[:2], rows[2:])
+    assert added() == expected
+
+
 def test_tensorflow_is_not_loaded_where_it_is_installed(tmp_path: Path) -> None:
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('TensorFlow loaded')")

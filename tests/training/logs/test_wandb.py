@@ -181,6 +181,19 @@ def test_the_final_evaluation_is_in_the_summary_once(tmp_path: Path) -> None:
     assert wandb_points(folder) == sorted(row_points(ROWS[:1]))
 
 
+def test_a_film_is_sent_once_with_the_next_row(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    place = folder / "evaluations" / "000000000100-film"
+    place.mkdir(parents=True)
+    first, second = (Image.new("RGB", (8, 5), color) for color in ("red", "blue"))
+    first.save(place / "film.gif", save_all=True, append_images=[second])
+    follow(make(folder), [], ROWS[:2])
+    follow(make(folder), ROWS[:2], ROWS[2:4])
+    (sent,) = folder.glob("wandb/*run-*/files/media/videos/film*.gif")
+    assert sent.read_bytes() == (place / "film.gif").read_bytes()
+    assert json.loads((folder / "wandb.json").read_text())["filmed"] == 100
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
     server = WandbServer()

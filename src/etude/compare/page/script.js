@@ -31,8 +31,52 @@ function exact(value, share) {
 }
 function xs(series) { return options.time && series.t ? series.t : series.x; }
 
+function decades(low, high) {
+  const found = [], parts = high - low > 2.2 ? [1] : high - low > 1 ? [1, 3] : [1, 2, 5];
+  for (let k = Math.floor(low); k <= high; k++)
+    for (const part of parts) if (k + Math.log10(part) >= low && k + Math.log10(part) <= high) found.push(k + Math.log10(part));
+  return found;
+}
+function scatter(figure, chart, caption) {
+  const width = Math.max(figure.clientWidth - 20, 160), height = 240;
+  const old = figure.querySelector("svg");
+  if (old) old.remove();
+  const svg = make(figure, "svg", { viewBox: `0 0 ${width} ${height}`, height: height, role: "img" });
+  make(svg, "title", {}, chart.name);
+  const left = 52, right = width - 14, top = 10, bottom = height - 24, count = chart.choices.length;
+  const turn = chart.log ? Math.log10 : (v) => v;
+  const xs = chart.points.map((p) => turn(p.x)), ys = chart.points.map((p) => p.y);
+  let first = count ? -0.5 : Math.min(...xs), last = count ? count - 0.5 : Math.max(...xs);
+  let low = Math.min(...ys), high = Math.max(...ys);
+  if (chart.share) { low = 0; high = 1; }
+  const aside = count ? 0 : 0.05 * (last - first || Math.abs(last) || 1), room = 0.06 * (high - low || Math.abs(high) || 1);
+  first -= aside; last += aside; low -= room; high += room;
+  const across = (x) => left + (right - left) * (x - first) / (last - first);
+  const up = (y) => bottom - (bottom - top) * (y - low) / (high - low);
+  for (const tick of ticks(low, high, 5)) {
+    make(svg, "line", { x1: left, x2: right, y1: up(tick), y2: up(tick), stroke: "var(--line)" });
+    make(svg, "text", { x: left - 6, y: up(tick) + 4, "text-anchor": "end" }, chart.share ? Math.round(100 * tick) + "%" : short(tick));
+  }
+  const most = Math.max(2, Math.floor(width / 90)), marks = count ? chart.choices.map((name, k) => [k, name]) :
+    (chart.log ? decades(first, last) : ticks(first, last, most)).map((t) => [t, short(chart.log ? +Math.pow(10, t).toPrecision(3) : t)]);
+  for (const [at, name] of marks) make(svg, "text", { x: across(at), y: bottom + 16, "text-anchor": across(at) > right - 20 ? "end" : "middle" }, name);
+  make(svg, "line", { x1: left, x2: right, y1: bottom, y2: bottom, stroke: "var(--faint)" });
+  const beside = {};
+  for (const point of [...chart.points].sort((a, b) => a.color - b.color)) {
+    // Trials with one value and one score lie side by side.
+    const place = count + ":" + point.x + ":" + Math.round(up(point.y) / 6), before = (beside[place] = (beside[place] || 0) + 1) - 1;
+    const aside = count ? (before % 2 ? -1 : 1) * Math.ceil(before / 2) * 9 : 0;
+    const dot = make(svg, "circle", { cx: across(turn(point.x)) + aside, cy: up(point.y), r: 5, fill: COLORS[point.color], "fill-opacity": 0.85, stroke: "var(--panel)" });
+    const said = `${point.label}: ${exact(point.y, chart.share)}`;
+    make(dot, "title", {}, said);
+    dot.addEventListener("pointerenter", () => { caption.textContent = said; });
+    dot.addEventListener("pointerleave", () => { caption.textContent = ""; });
+  }
+}
+
 function draw(figure) {
   const chart = data.charts[+figure.dataset.chart], caption = figure.querySelector(".value");
+  if (chart.points) return scatter(figure, chart, caption);
   const width = Math.max(figure.clientWidth - 20, 160), height = figure.dataset.large ? 340 : 170;
   const old = figure.querySelector("svg");
   if (old) old.remove();
@@ -67,7 +111,7 @@ function draw(figure) {
   }
   make(svg, "line", { x1: left, x2: right, y1: bottom, y2: bottom, stroke: "var(--faint)" });
   const drawn = (v) => !log || v > 0;
-  for (const s of chart.series) {
+  for (const s of [...chart.series].reverse()) {
     const x = xs(s), color = COLORS[s.color % COLORS.length];
     if (s.low) {
       const there = x.map((v, i) => place(v, drawn(s.high[i]) ? s.high[i] : positive[0]));

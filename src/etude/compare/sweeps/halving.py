@@ -128,12 +128,12 @@ class Sweep:
         return cls(folder, recipe, asked)
 
     @classmethod
-    def open(cls, folder: Path, trust: bool = False) -> Sweep:
-        """Open the sweep in a folder, and lock it for this process."""
+    def open(cls, folder: Path, trust: bool = False, write: bool = True) -> Sweep:
+        """Open the sweep in a folder; write: lock it for this process."""
         path = folder / STATE
         if not path.is_file():
             raise UsageError(f"{folder} is not a sweep: it has no {STATE}. Check the path.")
-        lock = Lock(folder)
+        lock = Lock(folder) if write else None
         try:
             known = decode_sealed(path.read_bytes())
             asked = Asked(**{**known["asked"], "vary": tuple(known["asked"]["vary"])})
@@ -141,12 +141,17 @@ class Sweep:
             sweep.trials = [Trial(**each) for each in known["trials"]]
             for trial in sweep.trials:  # JSON has them sorted by name
                 trial.values = {vary.field: trial.values[vary.field] for vary in sweep.varied}
+                known_numbers = (*trial.scores, *trial.ties, *trial.steps, trial.number)
+                if not all(isinstance(each, int | float) for each in known_numbers):
+                    raise ValueError(f"trial {trial.number} has scores that are not numbers")
             sweep.metric, sweep.complete = known["metric"], known["complete"]
         except (ValueError, KeyError, TypeError) as error:
-            lock.release()
+            if lock is not None:
+                lock.release()
             raise Damaged(path, f"{path} cannot be read: {error}.") from error
         except BaseException:
-            lock.release()
+            if lock is not None:
+                lock.release()
             raise
         sweep._lock = lock
         return sweep

@@ -51,6 +51,10 @@ class GymConfig(EnvConfig):
         "Walker2d, Ant and Humanoid v5.",
     )
 
+    @property
+    def task_name(self) -> str:
+        return self.id.rpartition(":")[2]
+
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
         if self.engine == "batch":
             from etude.envs.adapters.gym_native import native_env
@@ -83,6 +87,18 @@ class GymConfig(EnvConfig):
         if known is not None and str(known.entry_point).startswith("gymnasium.envs.mujoco."):
             kwargs |= {"width": 1280, "height": 720}  # others do not accept a size
         return self.replace(kwargs={**self.kwargs, **kwargs})
+
+    def for_window(self) -> Self:
+        env = make_gym(self)
+        modes = env.metadata.get("render_modes") or ()
+        env.close()
+        if not {"human", "rgb_array"} & {*modes}:
+            raise UsageError(
+                f"'{self.id}' cannot be shown: its metadata['render_modes'] names neither 'human' "
+                "nor 'rgb_array'."
+            )
+        # Gymnasium shows the pictures of environments without a window of their own.
+        return self.replace(kwargs={**self.kwargs, "render_mode": "human"})
 
     def modules(self) -> tuple[str, ...]:
         """Modules of the environment and its wrappers in Gymnasium's registry."""

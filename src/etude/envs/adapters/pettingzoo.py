@@ -147,6 +147,10 @@ class PettingZooConfig(EnvConfig):
         f"None: the environment's `max_cycles`, {STEP_LIMIT} without one.",
     )
 
+    @property
+    def task_name(self) -> str:
+        return self.parallel.rpartition(":")[2].rpartition(".")[2]
+
     def build(self, num_envs: int, threads: int = 1) -> PettingZooEnv:
         return PettingZooEnv(self, num_envs, threads)
 

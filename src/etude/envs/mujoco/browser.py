@@ -7,6 +7,7 @@ says.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import socket
@@ -26,10 +27,11 @@ from websockets.http11 import Request, Response
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError, describe_error
 from etude.core.local_web import HOST, admitting, url_of
+from etude.envs.mujoco import markers
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.decor import aim, decorated
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.rendering import INTEGRATED, shape_target
+from etude.envs.mujoco.rendering import INTEGRATED, MAX_MARKS
 from etude.envs.mujoco.simulation import Camera
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -258,6 +260,7 @@ class BrowserWindow:
         self.url = url_of(panel.port)
         self._model = decorated(env)
         self._data = mujoco.MjData(self._model)
+        self._scene = mujoco.MjvScene(self._model, MAX_MARKS)
         self._viewer.set_model(self._model, data=self._data)
 
     def is_running(self) -> bool:
@@ -265,15 +268,15 @@ class BrowserWindow:
 
     def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
         """Show the state of the task's only environment, and apply the joystick's command to it."""
-        panel, target = self._panel, getattr(env.view, "target", None)
-        marks: list[mujoco.MjvGeom] = []
-        if target is not None:
-            marks.append(mujoco.MjvGeom())
-            shape_target(marks[-1], env.task.camera, target[0])
-        panel.lines, panel.marks = tuple(lines), marks
         if self._command is not None:
             self._follow(self._command)
-        mujoco.mj_setState(self._model, self._data, env.simulation.state[0], INTEGRATED)
+        model, data, scene = self._model, self._data, self._scene
+        mujoco.mj_setState(model, data, env.simulation.state[0], INTEGRATED)
+        mujoco.mj_forward(model, data)
+        scene.ngeom = 0
+        legend = markers.draw(scene, model, data, env.markers(0))
+        self._panel.lines = (*lines, *(line.text for line in legend))
+        self._panel.marks = [copy.copy(geom) for geom in scene.geoms[: scene.ngeom]]
         self._viewer.sync()
 
     def _follow(self, command: VelocityCommand) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.trees import Tree
 from etude.envs.mujoco.robot import Robot
+from etude.envs.mujoco.simulation import Marker
 from etude.envs.mujoco.task import Draws, Part, derived
 
 
@@ -120,6 +121,11 @@ class VelocityCommand(Part):
         if self._acceleration is not None:
             most = self._acceleration * self.env.dt
             self.command += np.clip(self.target - self.command, -most, most)
+
+    def markers(self, env_id: int, step: int) -> tuple[Marker, ...]:
+        from etude.envs.mujoco.markers import Twist
+
+        return (Twist(self._robot.body, self.command[env_id].copy()),)
 
     @derived
     def velocity_error(self) -> Array:

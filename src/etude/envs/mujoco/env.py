@@ -27,6 +27,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
 from etude.envs.mujoco.simulation import (
+    Marker,
     Simulation,
     avoid_sparse,
     compile_model,
@@ -143,6 +144,16 @@ class MujocoEnv:
     def ability(self, kind: type[A]) -> A | None:
         """This environment or the first of its parts that implements a protocol."""
         return next((each for each in (self, *self.parts) if isinstance(each, kind)), None)
+
+    def markers(self, env_id: int, step: int | None = None) -> list[Marker]:
+        """Shapes that films and windows draw of an environment: the `target` of the task's view and
+        the markers of all parts; step: of its episode, default the current one."""
+        from etude.envs.mujoco.markers import Target
+
+        step = int(self.elapsed[env_id]) if step is None else step
+        target: Array | None = getattr(self.view, "target", None)
+        own = [] if target is None else [Target.of(self.task.camera, target[env_id])]
+        return [*own, *(marker for part in self.parts for marker in part.markers(env_id, step))]
 
     def describe(self) -> Tree:
         """Description of the task for exports; see `etude.core.contracts.Described`."""

@@ -28,9 +28,10 @@ from etude.core.contracts import (
 )
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
+from etude.envs.mujoco import markers
 from etude.envs.mujoco.decor import GROUND, aim, camera, decorated, frame
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.simulation import Camera, Line, Marker
 from etude.envs.mujoco.task import SIMULATION, TARGET
 
 _VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
@@ -45,12 +46,10 @@ mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), 100).free()
 context.free()
 """
 _TRY_SECONDS = 30.0
-_GREEN = np.array([0.1, 0.75, 0.2, 1.0], np.float32)
 _SKY = np.array([236, 241, 246], np.uint8)
 _FLOOR = np.array([0.78, 0.79, 0.8, 1.0], np.float32)
 _FLOOR_SIZE = np.array([20.0, 20.0, 0.005])
-_DISC_HALF = 0.001
-_MAX_GEOMS = 1000
+MAX_MARKS = 1000
 """Largest number of markers and decorations in a scene, beside the geoms of the model."""
 
 
@@ -89,30 +88,12 @@ def _works(name: str) -> bool:
     return done.returncode == 0
 
 
-def shape_target(geom: mujoco.MjvGeom, shot: Camera, target: Array) -> None:
-    """Turn a geom into the marker of a target [3]."""
-    radius, disc = shot.target_radius, shot.target == "disc"
-    # An ellipsoid, because the web viewer omits spheres that are not in the model.
-    kind = mujoco.mjtGeom.mjGEOM_CYLINDER if disc else mujoco.mjtGeom.mjGEOM_ELLIPSOID
-    size = np.array([radius, _DISC_HALF, 0.0]) if disc else np.full(3, radius)
-    _shape(geom, kind, size, np.asarray(target) - np.array([0.0, 0.0, shot.target_sink]), _GREEN)
-
-
 def shape_floor(geom: mujoco.MjvGeom, height: float) -> None:
     """Turn a geom into the floor of a model without one."""
     place = np.array([0.0, 0.0, height - _FLOOR_SIZE[2]])
-    _shape(geom, mujoco.mjtGeom.mjGEOM_BOX, _FLOOR_SIZE, place, _FLOOR)
-
-
-def _shape(geom: mujoco.MjvGeom, kind: Any, size: Array, place: Array, color: Array) -> None:
-    mujoco.mjv_initGeom(geom, kind, size, place, np.eye(3).ravel(), color)
+    box = mujoco.mjtGeom.mjGEOM_BOX
+    mujoco.mjv_initGeom(geom, box, _FLOOR_SIZE, place, np.eye(3).ravel(), _FLOOR)
     geom.specular, geom.emission = 0.0, 0.4
-
-
-def draw_target(scene: mujoco.MjvScene, shot: Camera, target: Array) -> None:
-    """Add the marker of a target [3] to a scene."""
-    shape_target(scene.geoms[scene.ngeom], shot, target)
-    scene.ngeom += 1
 
 
 class Renderer:
@@ -128,7 +109,7 @@ class Renderer:
         context: Any = importlib.import_module(f"mujoco.{name}")
         self._window = context.GLContext(width, height)
         self._window.make_current()
-        self._scene = mujoco.MjvScene(self._model, maxgeom=_MAX_GEOMS + self._model.ngeom)
+        self._scene = mujoco.MjvScene(self._model, maxgeom=MAX_MARKS + self._model.ngeom)
         self._scene.flags[int(mujoco.mjtRndFlag.mjRND_SHADOW)] = 0
         self._scene.flags[int(mujoco.mjtRndFlag.mjRND_REFLECTION)] = 0
         self._context = mujoco.MjrContext(self._model, int(mujoco.mjtFontScale.mjFONTSCALE_100))
@@ -136,12 +117,14 @@ class Renderer:
         self._view, self._option = camera(shot, self._model), mujoco.MjvOption()
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._has_ground = bool(np.isin(self._model.geom_type, GROUND).any())
+        self.legend: list[Line] = []
+        """Legend of the last picture."""
 
     def _prepare(self, model: mujoco.MjModel) -> None:
         """Change the renderer's copy of the model before it is used."""
 
-    def picture(self, state: Array, target: Array | None = None) -> Array:
-        """Render a state [n] and its target [3], if it has one: [height, width, 3] uint8."""
+    def picture(self, state: Array, marked: Sequence[Marker] = ()) -> Array:
+        """Render a state [n] with its markers: [height, width, 3] uint8. `legend` explains them."""
         model, data = self._model, self._data
         mujoco.mj_setState(model, data, state, int(mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_forward(model, data)
@@ -153,8 +136,7 @@ class Renderer:
         if self._shot.floor is not None and not self._has_ground:
             shape_floor(self._scene.geoms[self._scene.ngeom], self._shot.floor)
             self._scene.ngeom += 1
-        if target is not None:
-            draw_target(self._scene, self._shot, target)
+        self.legend = markers.draw(self._scene, model, data, marked)
         return self._shoot()
 
     def _shoot(self) -> Array:
@@ -302,7 +284,7 @@ class QuickCamera(Renderer):
         shape = (len(states), self._rect.height, self._rect.width, 3)
         drawn: Array = np.empty(shape, np.uint8)
         for place, (state, target) in zip(drawn, pairs, strict=True):
-            place[...] = self.picture(state, target)
+            place[...] = self.picture(state, [markers.Target.of(self._shot, target)])
         return drawn
 
 
@@ -373,13 +355,12 @@ class ScreenWindow:
 
     def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
         """Show the state of the task's only environment; this viewer does not show the lines."""
-        target = getattr(env.view, "target", None)
         with self._window.lock():
             mujoco.mj_setState(self._model, self._data, env.simulation.state[0], INTEGRATED)
             mujoco.mj_forward(self._model, self._data)
-            self._window.user_scn.ngeom = 0
-            if target is not None:
-                draw_target(self._window.user_scn, env.task.camera, target[0])
+            scene = self._window.user_scn
+            scene.ngeom = 0
+            markers.draw(scene, self._model, self._data, env.markers(0))
         self._window.sync()
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import mujoco
 import numpy as np
@@ -262,6 +262,24 @@ class Camera:
     """Radius of the marker, m."""
     target_sink: float = 0.0
     """Depth of the marker below the target, m: a disc lies on the surface under an object."""
+
+
+class Line(NamedTuple):
+    """A line of the legend of a picture."""
+
+    text: str
+    color: tuple[float, float, float]
+    """Red, green and blue in [0, 1]."""
+
+
+class Marker(Protocol):
+    """A shape of films and windows, recorded with a state and drawn with it."""
+
+    def draw(
+        self, scene: mujoco.MjvScene, model: mujoco.MjModel, data: mujoco.MjData
+    ) -> list[Line]:
+        """Add geoms to the scene of a state; returns lines for the legend."""
+        ...
 
 
 def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:

@@ -19,7 +19,7 @@ import numpy as np
 from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import GOLDEN, Streams, mix
-from etude.envs.mujoco.simulation import Camera, Model, Simulation
+from etude.envs.mujoco.simulation import Camera, Marker, Model, Simulation
 
 Function = Callable[[Any], Array]
 F = TypeVar("F", bound=Callable[..., Array])
@@ -217,6 +217,12 @@ class Part:
 
     def restored(self) -> None:
         """Called after a snapshot was restored, to update what is derived from the state."""
+
+    def markers(self, env_id: int, step: int) -> Sequence[Marker]:
+        """Shapes that films and windows draw of an environment beside the model, for example the
+        command that it follows; step: control steps since the start of its episode. Not called in
+        training. May be called within a control step: read arrays, no `derived`."""
+        return ()
 
 
 P = TypeVar("P", bound=Part)

@@ -29,6 +29,7 @@ from etude.data.motion.skeleton import (
     NUM_POSE,
     NUM_SPEED,
 )
+from etude.envs.mujoco.simulation import Marker
 from etude.envs.mujoco.task import Action, Draws
 from etude.envs.robots.humanoid import CONTROL_RATE
 from etude.tasks.imitation.options import ImitationOptions
@@ -294,11 +295,11 @@ class Imitator(Action):
     def restored(self) -> None:
         self._find_frames(np.arange(self.env.num_envs))
 
-    def reference_pose(self, env_id: int, step: int) -> Array:
-        """Reference pose [43], `step` steps after the start of an environment's episode."""
+    def markers(self, env_id: int, step: int) -> tuple[Marker, ...]:
+        from etude.envs.mujoco.markers import Ghost
+
         frame = self.library.rows(self.motion[env_id], self.start[env_id] + step)
-        pose: Array = self.library.frames.pose[frame]
-        return pose
+        return (Ghost(self.library.frames.pose[frame].copy()),)
 
     def _initial_observations(self, width: int) -> Array:
         """Observations [total, width] float32 of a humanoid that is exactly at each frame."""

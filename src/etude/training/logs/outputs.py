@@ -126,6 +126,8 @@ class Outputs:
     on_phase: Callable[[str], None]
     logs: list[LogWriter] = field(default_factory=list)
     callbacks: list[Callback] = field(default_factory=list)
+    filming: Callable[[Path, str], Callback] | None = None
+    """Makes the callback that films a run: (its folder, `evaluation.film_every`)."""
 
 
 def check(config: LogsConfig) -> None:
@@ -199,6 +201,9 @@ def open_logs(
     # The screen is last, so that messages of other logs come before its first drawing.
     out.logs += [ApartScreen(each) for each in screen]
     out.logs += [ApartLog(each, type(each).__name__, rows) for each in outputs.logs]
+    every = recipe["evaluation"]["film_every"]
+    if outputs.filming is not None and recipe["env"] is not None and every != "never":
+        out.callbacks.append(ApartCallback(outputs.filming(folder, every), "Filming"))
     return out
 
 

@@ -21,6 +21,7 @@ from etude.core.errors import EtudeError
 from etude.core.history import Row, history_of
 from etude.core.metrics import ELAPSED, chart_values, numbers, step_of
 from etude.runs import files
+from etude.runs.folder import films
 from etude.training.logs.outputs import LogConfig, LoggedRun, OpenLog
 
 _OWN = re.compile(r"events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?")
@@ -49,6 +50,8 @@ class TensorBoardLog:
         self._folder, self._recipe = folder, recipe or {}
         self._writer: Any = None
         self._begun = 0.0
+        self._filmed = set[int]()
+        """Steps whose films are in the open file."""
 
     def begin(self, history: Iterable[Row]) -> None:
         """Start over from the rows that were kept, so curves have neither forks nor gaps.
@@ -74,17 +77,23 @@ class TensorBoardLog:
             self._add(_about(self._folder, self._recipe, self._begun - trained))
             for row, at in zip(rows, seconds, strict=True):
                 self._add_row(row, self._begun - trained + at)
+            self._filmed = set()
+            self._add_films()
             self._writer.flush()
 
     def write(self, row: dict[str, Any]) -> None:
         with self._clear_faults():
             self._add_row(row, time.time())
+            self._add_films()
             self._writer.flush()
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             with self._clear_faults():
+                self._writer = writer
+                self._add_films()
+                self._writer = None
                 writer.close()
 
     def add_final(
@@ -94,22 +103,38 @@ class TensorBoardLog:
 
         pictures: {"final/success": file}, each a PNG.
         """
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        now, values = time.time(), []
-        for name, file in pictures.items():
-            png = file.read_bytes()
-            width, height = struct.unpack(">II", png[16:24])  # at the beginning of every PNG
-            image = Summary.Image(
-                height=height, width=width, colorspace=3, encoded_image_string=png
-            )
-            values.append(Summary.Value(tag=name, image=image))
+        now = time.time()
         with self._clear_faults():
             self._open(now, ".final")
             self._add_row({**metrics, "timesteps": step}, now)
-            self._add(Event(wall_time=now, step=step, summary=Summary(value=values)))
-        self.close()
+            self._add_pictures(step, pictures, now)
+            writer, self._writer = self._writer, None
+            writer.close()
+
+    def _add_films(self) -> None:
+        """Add the films that were drawn since the last row."""
+        for step, file in films(self._folder).items():
+            if step not in self._filmed:
+                self._add_pictures(step, {"film": file}, time.time())
+                self._filmed.add(step)
+
+    def _add_pictures(self, step: int, pictures: Mapping[str, Path], wall_time: float) -> None:
+        """Add an event with PNG or GIF files."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = []
+        for name, file in pictures.items():
+            data = file.read_bytes()
+            # At the beginning of every GIF and PNG.
+            is_gif = data.startswith(b"GIF8")
+            at = struct.unpack("<HH", data[6:10]) if is_gif else struct.unpack(">II", data[16:24])
+            width, height = at
+            image = Summary.Image(
+                height=height, width=width, colorspace=3, encoded_image_string=data
+            )
+            values.append(Summary.Value(tag=name, image=image))
+        self._add(Event(wall_time=wall_time, step=step, summary=Summary(value=values)))
 
     def _open(self, wall_time: float, suffix: str = "") -> None:
         from tensorboard.compat.proto.event_pb2 import Event

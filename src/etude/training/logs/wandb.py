@@ -28,6 +28,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.history import Row, history_of
 from etude.core.metrics import chart_values, step_of
 from etude.runs import checkpoint, files
+from etude.runs.folder import films
 from etude.training.logs.outputs import Background, LogConfig, LoggedRun, OpenLog
 from etude.training.loop import Callback, Context
 
@@ -146,9 +147,19 @@ class WandbLog:
             if step <= self._has:
                 return
         # Without commit, W&B sends a row only with the next one.
-        self._run.log(chart_values(row), step=step, commit=True)
+        self._run.log({**chart_values(row), **self._new_film()}, step=step, commit=True)
         self._has = step
         self._state.save(sent=step, uploaded=False)
+
+    def _new_film(self) -> dict[str, Any]:
+        """The newest film, if W&B does not have it."""
+        from wandb import Video
+
+        drawn = films(self._folder)
+        if not drawn or (step := max(drawn)) <= self._state.filmed:
+            return {}
+        self._state.save(filmed=step)
+        return {"film": Video(str(drawn[step]), caption=f"step {step:,}", format="gif")}
 
     def finish(self, policy: Path) -> None:
         """Mark the run as finished and upload its final policy, a folder, as an artifact."""
@@ -159,6 +170,7 @@ class WandbLog:
             self._open()
         import wandb
 
+        self._run.summary.update(self._new_film())
         name = re.sub(r"[^\w.-]+", "-", f"{self._name}-policy")
         artifact = wandb.Artifact(name, type="model", metadata={"step": self._has})
         # The run's folder keeps the files, so W&B needs no copy of them.
@@ -234,7 +246,7 @@ class WandbLog:
         """
         folder = self._folder / "wandb" / self._state.unfinished
         if self._state.unfinished and folder.is_dir():
-            self._state.save(sent=self._state.confirmed)
+            self._state.save(sent=self._state.confirmed, filmed=NOTHING)
             shutil.rmtree(folder)
 
     def _joined(self) -> Any:
@@ -278,6 +290,8 @@ class _State:
     """Whether the run has ended in W&B too, with its policy."""
     final: int = NOTHING
     """The step of the policy whose final evaluation W&B has."""
+    filmed: int = NOTHING
+    """The step of the newest film that was passed to W&B."""
     unfinished: str = ""
     """The folder of offline files that a process has not closed yet."""
 
@@ -292,6 +306,7 @@ class _State:
                 raise ValueError("its id is not a W&B id")  # it becomes part of a path
             self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
             self.final = int(content.get("final", NOTHING))
+            self.filmed = int(content.get("filmed", NOTHING))
             if "unfinished" not in content:  # of an earlier version: rows may be missing
                 self.sent = self.confirmed
             self.unfinished = str(content.get("unfinished", ""))
