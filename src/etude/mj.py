@@ -8,6 +8,7 @@ from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, Simulation, load_spec
+from etude.envs.mujoco.targets import ReachTarget, Target, WalkTarget
 from etude.envs.mujoco.task import (
     Action,
     Draws,
@@ -34,13 +35,16 @@ __all__ = [
     "Observation",
     "Part",
     "Randomization",
+    "ReachTarget",
     "Robot",
     "Simulation",
+    "Target",
     "Task",
     "TaskConfig",
     "Term",
     "Terrain",
     "VelocityCommand",
+    "WalkTarget",
     "derived",
     "load_spec",
     "measured",
