@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import mujoco
 import numpy as np
 from pydantic import Field
 
@@ -19,6 +18,7 @@ from etude.envs.mujoco.robot import names_of
 from etude.envs.mujoco.simulation import load_spec, model_file
 from etude.envs.mujoco.survey import Servo, Survey
 
+_COLUMNS = ("home", "scale", "stiffness", "damping", "torque")
 _CHECK_STEPS = 60
 _EPISODE = 40
 """Control steps of the check and of its episodes: seconds, also for a humanoid."""
@@ -104,9 +104,9 @@ def task_file(command: NewTaskCommand) -> tuple[str, str, list[str]]:
     name = _camel(path.parent.name if path.stem in ("scene", "model", "robot") else path.stem)
     facts, notes = _scene(survey, path)
     servos, more = _servos(survey, command)
-    facts |= _walker(survey) if survey.floats else _reacher(survey)
+    facts |= _walker(survey, facts["raised"]) if survey.floats else _reacher(survey)
     template = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(_FILE)
-    template.globals["number"] = _number
+    template.globals |= {"number": _number, "row": _row}
     text = template.render(
         name=name,
         kind=_snake(name).replace("_", "-"),
@@ -190,21 +190,20 @@ def _servos(survey: Survey, command: NewTaskCommand) -> tuple[dict[str, Servo], 
 
 def _pattern(survey: Survey) -> str:
     """Regular expression of the joints that move; "" for all."""
-    model, chosen = survey.model, set(survey.joints)
-    single = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
-    left = [j for j in range(model.njnt) if model.jnt_type[j] in single and j not in chosen]
-    names = [model.joint(j).name for j in left]
+    model = survey.model
+    left = set(range(model.njnt)) - set(survey.joints)
+    names = [model.joint(j).name for j in sorted(left) if survey.is_single(j)]
     return f"(?!({'|'.join(map(re.escape, names))})$).*" if names and all(names) else ""
 
 
-def _walker(survey: Survey) -> dict[str, Any]:
-    """Numbers of a task for a robot with a free base."""
+def _walker(survey: Survey, raised: float) -> dict[str, Any]:
+    """Numbers of a task for a robot with a free base, which is raised onto the floor."""
     return {
         "near": survey.size,
         "far": 2.0 * survey.size,
         "at": 0.5 * survey.size,
         "speed": min(1.0, 1.5 * survey.size),
-        "drop": 0.4 * survey.mass_height,
+        "down": survey.base_height + raised - 0.4 * survey.mass_height,
         "camera": 3.5 * survey.size,
         "ball": 0.06 * survey.size,
     }
@@ -214,7 +213,18 @@ def _reacher(survey: Survey) -> dict[str, Any]:
     """Numbers of a task for a robot on a fixed base."""
     if not survey.hand and not survey.planar:
         raise UsageError("The model has neither a site nor a body with a name: name its hand.")
-    return {"reach": survey.size, "at": 0.08 * survey.size, "ball": 0.04 * survey.size}
+    return {
+        "reach": survey.size,
+        "far": 0.4 * survey.size,
+        "at": 0.08 * survey.size,
+        "ball": 0.04 * survey.size,
+        "down": 0.5 * survey.base_height,
+    }
+
+
+def _row(servo: Servo) -> str:
+    """The numbers of a servo as a tuple."""
+    return f"({', '.join(_number(getattr(servo, name)) for name in _COLUMNS)})"
 
 
 def _number(value: float) -> str:
@@ -254,6 +264,7 @@ _FILE = '''\
 {% set purpose = "brings " ~ survey.hand ~ " to a target" %}
 {% endif %}
 {% set base = survey.name %}
+{% set length = 250 if purpose.startswith("brings") else 500 %}
 """{{ name }} {{ purpose }}: written by `etude new-task`, to be edited."""
 
 from typing import Literal
@@ -270,17 +281,18 @@ from etude.mj import resets, rewards{{ ", terminations" if survey.floats or surv
 
 ROBOT = "{{ path }}"
 {% for note in notes %}
-# {{ note }}
+# {{ note | wordwrap(96, wrapstring="\n# ") }}
 {% endfor %}
 {{ parts.joints }}
 {{ parts.actuators }}
 {{ parts.sites }}
 {% if servos %}
 
-# Joint: (home pose, scale of its action, stiffness, damping, torque limit); rad and N m, or m and N.
+# Joint: (home pose, scale of its action, stiffness, damping, torque limit), in rad and N m, or m
+# and N.
 SERVOS = {
 {% for joint, servo in servos.items() %}
-    "{{ joint }}": ({{ number(servo.home) }}, {{ number(servo.scale) }}, {{ number(servo.stiffness) }}, {{ number(servo.damping) }}, {{ number(servo.torque) }}),
+    "{{ joint }}": {{ row(servo) }},
 {% endfor %}
 }
 HOME, SCALE, STIFFNESS, DAMPING, TORQUE = (
@@ -293,7 +305,9 @@ class {{ name }}(mj.TaskConfig):
     """{{ name }} {{ purpose }}."""
 
     kind: Literal["{{ kind }}"] = "{{ kind }}"
-    max_episode_steps: int = Field({{ 500 if survey.floats or survey.planar else 250 }}, ge=1, description="Control steps of about 20 ms.")
+    max_episode_steps: int = Field(
+        {{ length }}, ge=1, description="Control steps of about 20 ms."
+    )
 
     def define(self) -> mj.Task:
 {% if edits_model %}
@@ -303,7 +317,8 @@ class {{ name }}(mj.TaskConfig):
 {% endif %}
 {% if add_floor %}
         plane = mujoco.mjtGeom.mjGEOM_PLANE
-        model.worldbody.add_geom(name="floor", type=plane, size=(0, 0, 0.05), pos=(0, 0, {{ number(floor) }}))
+        floor = model.worldbody.add_geom(name="floor", type=plane, size=(0, 0, 0.05))
+        floor.pos[2] = {{ number(floor) }}
 {% endif %}
 {% if raised %}
         model.body("{{ base }}").pos[2] += {{ "%.4f" % raised }}
@@ -318,24 +333,40 @@ class {{ name }}(mj.TaskConfig):
 {% if servos %}
             home=list(HOME.values()),
 {% elif survey.home_changes %}
-            home={{ "[" }}{% for value in home %}{{ number(value) }}{{ ", " if not loop.last }}{% endfor %}{{ "]" }},
+            home=[
+{% for value in home %}
+                {{ number(value) }},
+{% endfor %}
+            ],
 {% endif %}
         )
 {% if survey.floats %}
-        target = mj.WalkTarget(robot, near={{ number(near) }}, far={{ number(far) }}, floor={{ number(floor) }}, radius={{ number(ball) }})
+        target = mj.WalkTarget(
+            robot,
+            near={{ number(near) }},
+            far={{ number(far) }},
+            floor={{ number(floor) }},
+            radius={{ number(ball) }},
+        )
 
         def approach(env):
             """[num_envs] from -1 to 1: speed toward the target; 1 for standing still at it."""
             still = np.exp(-4.0 * (robot.world_velocity[:, :2] ** 2).sum(axis=1))
             speed = np.clip(target.approach / {{ number(speed) }}, -1.0, 1.0)
             return np.where(target.distance < {{ number(at) }}, still, speed)
+
+        def direction(env):
+            """[num_envs, 2]: from the base to the target along its heading, at most 1 m."""
+            return target.offset / np.maximum(target.distance, 1.0)[:, None]
 {% elif survey.planar %}
 
         def forward(env):
             """[num_envs] m/s along x, up to 1."""
             return np.minimum(robot.world_velocity[:, 0], 1.0)
 {% else %}
-        target = mj.ReachTarget(robot, "{{ survey.hand }}", floor={{ number(floor) }}, radius={{ number(ball) }})
+        target = mj.ReachTarget(
+            robot, "{{ survey.hand }}", floor={{ number(floor) }}, radius={{ number(ball) }}
+        )
 {% endif %}
 
         return mj.Task(
@@ -368,7 +399,7 @@ class {{ name }}(mj.TaskConfig):
                     "spin": obs.angular_velocity(robot, scale=0.25),
 {% endif %}
 {% if survey.floats %}
-                    "to_target": lambda env: target.offset / np.maximum(target.distance, 1.0)[:, None],
+                    "to_target": direction,
 {% elif not survey.planar %}
                     "to_target": lambda env: target.offset / {{ number(reach) }},
 {% endif %}
@@ -387,7 +418,7 @@ class {{ name }}(mj.TaskConfig):
                 "forward": (forward, 1.0),
                 "alive": (rewards.alive, 0.5),
 {% else %}
-                "near": (lambda env: np.exp(-target.distance / {{ number(0.4 * reach) }}), 1.0),
+                "near": (lambda env: np.exp(-target.distance / {{ number(far) }}), 1.0),
                 "at": (lambda env: np.exp(-target.distance / {{ number(at) }}), 1.0),
 {% endif %}
                 "effort": (rewards.effort, {{ number(-0.1 / num_actions) }}),
@@ -396,14 +427,14 @@ class {{ name }}(mj.TaskConfig):
 {% if survey.floats %}
             terminations={
                 "tilted": terminations.tilted(robot, degrees=60),
-                "down": terminations.lower_than(robot, {{ number(survey.base_height + raised - drop) }}),
+                "down": terminations.lower_than(robot, {{ number(down) }}),
             },
             # Evaluated when an episode ends; a function that returns [num_envs] bool.
             success=lambda env: ~env.terminated & (target.distance < {{ number(at) }}),
             statistics={"distance": lambda env: target.distance},
             camera=mj.Camera({{ 'follow="%s", ' % base if base }}distance={{ number(camera) }}),
 {% elif survey.planar %}
-            terminations={"fell": terminations.lower_than(robot, {{ number(0.5 * survey.base_height) }})},
+            terminations={"fell": terminations.lower_than(robot, {{ number(down) }})},
             # None: success is not to end early; or a function that returns [num_envs] bool.
             success=None,
 {% else %}

@@ -238,18 +238,17 @@ class Simulation:
 
 
 def joint_at(model: mujoco.MjModel, index: int, name: str) -> str:
-    """ " at joint NAME" or " at actuator NAME" for an index of qpos, qvel or ctrl; "" if unnamed."""
+    """Name the joint or actuator of an index of qpos, qvel or ctrl: " at joint knee"; else ""."""
     if name == "ctrl":
-        found = model.actuator(
-            int(np.searchsorted(model.actuator_ctrladr, index, "right")) - 1
-        ).name
-        return f" at actuator {found}" if found else ""
+        number = int(np.searchsorted(model.actuator_ctrladr, index, "right")) - 1
+        actuator = model.actuator(number).name
+        return f" at actuator {actuator}" if actuator else ""
     if name not in ("qpos", "qvel", "qfrc_applied"):
         return ""
     addresses = model.jnt_qposadr if name == "qpos" else model.jnt_dofadr
-    joint = int(np.searchsorted(addresses, index, "right")) - 1
-    found = model.joint(joint).name or f"{joint} of body {model.body(model.jnt_bodyid[joint]).name}"
-    return f" at joint {found}"
+    joint = model.joint(int(np.searchsorted(addresses, index, "right")) - 1)
+    body = model.body(int(model.jnt_bodyid[joint.id])).name
+    return f" at joint {joint.name}" if joint.name else f" at a joint of body {body}"
 
 
 def _overwrite(output: Array, values: Array) -> None:

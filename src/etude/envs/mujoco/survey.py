@@ -92,11 +92,15 @@ class Survey:
         return [
             j
             for j in range(model.njnt)
-            if model.jnt_type[j] in (_HINGE, _SLIDE)
+            if self.is_single(j)
             and self._within[model.jnt_bodyid[j]]
             and j not in follows
             and not (self.planar and model.jnt_bodyid[j] == self.root)
         ]
+
+    def is_single(self, joint: int) -> bool:
+        """Whether a joint has one degree of freedom."""
+        return int(self.model.jnt_type[joint]) in (_HINGE, _SLIDE)
 
     def _place(self, qpos: Array) -> None:
         self._data.qpos[:] = qpos
