@@ -1,17 +1,17 @@
 """Tasks for robots of other projects: written by `etude new-task`, checked, trained and filmed.
 
-    python -m gates.learn.foreign_robots [--packages FOLDER ...] [--only NAME ...] [--out FOLDER]
+    python -m gates.learn.foreign_robots [--packages FOLDER ...] [--download] [--only NAME ...]
+        [--out FOLDER]
 
-`ROBOTS` names MJCF files by their package and path. They come from wheels, which need not be
-installed: FOLDER is one into which wheels were extracted, the packages of this Python by default.
+`ROBOTS` names MJCF files by package and path. The packages need not be installed: --packages are
+folders into which their wheels were extracted, by default where this Python's packages are, and
+--download extracts the wheels of missing ones into `packages` in FOLDER. Robots whose files are not
+there are left out.
 
-    pip download --no-deps mjlab robosuite robosuite_models gym_aloha gymnasium_robotics dm_control
-    for wheel in *.whl; do python -m zipfile -e $wheel packages; done
-
-Robots whose files are not there are left out. Each gets a task, which must pass `etude check`, is
-trained by PPO, and is filmed for some seconds without shadows: `NAME/film.mp4` and `NAME/frame.png`
-in FOLDER, and `sheet.png` with the pictures of all. Robots that FOLDER already has are not trained
-again, so the gate can be interrupted.
+Each robot gets a task, which must pass `etude check`, is trained by PPO, and is filmed for some
+seconds without shadows: `NAME/film.mp4` and `NAME/frame.png` in FOLDER, and `sheet.png` with the
+pictures of all. Robots that FOLDER already has are not trained again, so the gate can be
+interrupted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import math
 import re
 import sys
 import sysconfig
+import tempfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,13 +32,13 @@ import imageio_ffmpeg
 import numpy as np
 from PIL import Image, ImageDraw
 
-import etude as package
+from etude import load_policy
 from etude.cli.target import env_config
 from etude.core.keys import Key
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.rendering import Renderer
-from gates.lib.command import CommandFailed, etude
+from gates.lib.command import CommandFailed, etude, run
 from gates.lib.report import Gate, parse
 
 ENOUGH = 15
@@ -92,6 +94,7 @@ ROBOTS = {
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--packages", nargs="+", type=Path, help="folders of packages")
+    parser.add_argument("--download", action="store_true", help="get missing packages by pip")
     parser.add_argument("--only", nargs="+", choices=ROBOTS, default=list(ROBOTS), metavar="NAME")
     parser.add_argument("--enough", type=int, default=ENOUGH, help="robots that must be there")
     parser.add_argument("--steps", type=int, default=100_000)
@@ -106,7 +109,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(gate: Gate, options: argparse.Namespace) -> None:
-    there = options.packages or [Path(sysconfig.get_path("purelib"))]
+    there = [*(options.packages or [Path(sysconfig.get_path("purelib"))])]
+    if options.download:
+        there.append(options.out / "packages")
+        missing = {ROBOTS[name].package for name in options.only if not find(ROBOTS[name], there)}
+        download(gate, sorted(missing), there[-1])
     found = {name: file for name in options.only if (file := find(ROBOTS[name], there))}
     print(f"{len(found)} of {len(options.only)} robots are there", flush=True)
     for name, file in found.items():
@@ -139,6 +146,16 @@ def find(robot: Foreign, folders: list[Path]) -> Path | None:
     return next((file for file in files if file.exists()), None)
 
 
+def download(gate: Gate, packages: list[str], folder: Path) -> None:
+    """Extract the wheels of packages, without what they depend on, into a folder."""
+    with tempfile.TemporaryDirectory() as wheels:
+        for package in packages:
+            words = ["pip", "download", "--no-deps", "--only-binary=:all:", "--dest", wheels]
+            run(gate, [sys.executable, "-m", *words, package])
+        for wheel in Path(wheels).glob("*.whl"):
+            zipfile.ZipFile(wheel).extractall(folder)
+
+
 def trial(gate: Gate, name: str, file: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Write, check, train and film a robot's task; its facts."""
     folder = options.out / name
@@ -148,14 +165,14 @@ def trial(gate: Gate, name: str, file: Path, options: argparse.Namespace) -> dic
     target = f"{task}:{name_of_class}"
     etude(gate, "check", target, "--steps", "100")
     begin = time.monotonic()
-    run = folder / "run"
+    to = folder / "run"
     steps = ("--clock.total-timesteps", str(options.steps))
-    etude(gate, "train", "ppo", "--env.kind", target, *SETTINGS, *steps, "--folder", str(run))
+    etude(gate, "train", "ppo", "--env.kind", target, *SETTINGS, *steps, "--folder", str(to))
     seconds = time.monotonic() - begin
     env = env_config(target, {}).build_unchecked(1)
     assert isinstance(env, MujocoEnv)
-    film(env, run, folder, options.seconds)
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    film(env, to, folder, options.seconds)
+    last = json.loads((to / "metrics.jsonl").read_text().splitlines()[-1])
     model, task_text = env.simulation.model, task.read_text()
     return {
         "package": ROBOTS[name].package,
@@ -185,9 +202,9 @@ def zero_return(target: str, num_envs: int = 8) -> float:
     return float(total.mean())
 
 
-def film(env: MujocoEnv, run: Path, folder: Path, seconds: float) -> None:
+def film(env: MujocoEnv, trained: Path, folder: Path, seconds: float) -> None:
     """Write a film of a run's policy and a picture from its middle."""
-    policy = package.load_policy(run)
+    policy = load_policy(trained)
     obs, pictures = env.reset(Key(1)), []
     with Renderer(decorated(env), env.task.camera, WIDTH, HEIGHT) as camera:
         for step in range(max(round(seconds / env.dt), 4)):
