@@ -9,8 +9,8 @@ folders into which their wheels were extracted, by default where this Python's p
 there are left out.
 
 Each robot gets a task, which must pass the check that `etude new-task` makes, is trained by PPO,
-and is filmed for some seconds without shadows: `NAME/film.mp4` and `NAME/frame.png` in FOLDER, and `sheet.png` with the
-pictures of all. Robots that FOLDER already has are not trained again, so the gate can be
+and is filmed for some seconds: `NAME/film.mp4` and `NAME/frame.png` in FOLDER, and `sheet.png` with
+the pictures of all. Robots that FOLDER already has are not trained again, so the gate can be
 interrupted.
 """
 
@@ -37,7 +37,7 @@ from etude.cli.target import env_config
 from etude.core.keys import Key
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.rendering import Renderer
+from etude.envs.mujoco.rendering import Renderer, Studio
 from gates.lib.command import CommandFailed, etude, run
 from gates.lib.report import Gate, parse
 
@@ -47,6 +47,7 @@ COLUMNS = 4
 RATE = 25
 """Pictures of a film in a second, one every second control step of 20 ms."""
 SETTINGS = (
+    *("--collector.threads", "2"),
     *("--collector.num-envs", "64", "--collector.envs-per-group", "32"),
     *("--algorithm.rollout-steps", "32", "--algorithm.minibatch-size", "512"),
     *("--algorithm.update-epochs", "5", "--algorithm.learning-rate", "1e-3"),
@@ -78,7 +79,7 @@ ROBOTS = {
     "g1": _mjlab("unitree_g1", "g1"),
     "go1": _mjlab("unitree_go1", "go1"),
     "yam": _mjlab("i2rt_yam", "yam"),
-    **{name: _robosuite(name) for name in ("go2", "b1", "h1", "z1", "arx5", "vx300s", "yumi")},
+    **{name: _robosuite(name) for name in ("go2", "b1", "h1", "z1", "arx5", "vx300s")},
     **{
         name: _robosuite(name, "robosuite")
         for name in ("spot", "panda", "ur5e", "iiwa", "kinova3", "xarm7", "sawyer")
@@ -204,11 +205,13 @@ def zero_return(target: str, num_envs: int = 8) -> float:
 def film(env: MujocoEnv, trained: Path, folder: Path, seconds: float) -> None:
     """Write a film of a run's policy and a picture from its middle."""
     policy = load_policy(trained)
-    obs, pictures = env.reset(Key(1)), []
-    with Renderer(decorated(env), env.task.camera, WIDTH, HEIGHT) as camera:
+    obs, pictures, states = env.reset(Key(1)), [], []
+    model = decorated(env)
+    with Renderer(model, env.task.camera, WIDTH, HEIGHT) as camera:
         for step in range(max(round(seconds / env.dt), 4)):
             if step % max(round(1.0 / RATE / env.dt), 1) == 0:
-                pictures.append(camera.picture(env.simulation.state[0]))
+                states.append(env.simulation.state[0].copy())
+                pictures.append(camera.picture(states[-1]))
             obs = env.step(policy.act(obs)).obs
     writer = imageio_ffmpeg.write_frames(
         str(folder / "film.mp4"), (WIDTH, HEIGHT), fps=RATE, macro_block_size=None
@@ -217,7 +220,8 @@ def film(env: MujocoEnv, trained: Path, folder: Path, seconds: float) -> None:
     for picture in pictures:
         writer.send(np.ascontiguousarray(picture))
     writer.close()
-    Image.fromarray(pictures[len(pictures) // 2]).save(folder / "frame.png")
+    with Studio(model, env.task.camera, WIDTH, HEIGHT) as studio:
+        Image.fromarray(studio.picture(states[len(states) // 2])).save(folder / "frame.png")
 
 
 def sheet(out: Path, names: list[str]) -> Image.Image:

@@ -213,7 +213,10 @@ def _reacher(survey: Survey) -> dict[str, Any]:
     """Numbers of a task for a robot on a fixed base."""
     if not survey.hand and not survey.planar:
         raise UsageError("The model has neither a site nor a body with a name: name its hand.")
+    middle, radius = survey.view()
     return {
+        "look_at": f"({', '.join(map(_number, middle))})",
+        "camera": 1.5 * radius,
         "reach": survey.size,
         "far": 0.4 * survey.size,
         "at": 0.08 * survey.size,
@@ -442,6 +445,10 @@ class {{ name }}(mj.TaskConfig):
             # Evaluated when an episode ends; a function that returns [num_envs] bool.
             success=lambda env: target.distance < {{ number(at) }},
             statistics={"distance": lambda env: target.distance},
+            camera=mj.Camera(
+                look_at={{ look_at }},
+                distance={{ number(camera) }},
+            ),
 {% endif %}
             substeps={{ substeps }},
             max_episode_steps=self.max_episode_steps,

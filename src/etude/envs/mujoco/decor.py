@@ -78,15 +78,21 @@ def _boxes(model: mujoco.MjModel, body: int | None) -> tuple[Array, Array]:
         middle, half = model.stat.center[None], model.stat.extent / 2
         return middle - half, middle + half
     low, high = [], []
-    # Bounding boxes in the frames of the geoms.
-    middle, half = model.geom_aabb[shown, :3], model.geom_aabb[shown, 3:]
     for data in poses(model, 1 if body is not None else _NUM_POSES):
-        turn = data.geom_xmat[shown].reshape(-1, 3, 3)
-        center = data.geom_xpos[shown] + np.einsum("nij,nj->ni", turn, middle)
-        reach = np.einsum("nij,nj->ni", np.abs(turn), half)
-        low.append(center - reach)
-        high.append(center + reach)
+        corners = bounds(model, data, shown)
+        low.append(corners[0])
+        high.append(corners[1])
     return np.concatenate(low), np.concatenate(high)
+
+
+def bounds(model: mujoco.MjModel, data: mujoco.MjData, geoms: Array) -> tuple[Array, Array]:
+    """Minimum and maximum corners [n, 3] of boxes around geoms (ids or a mask), m."""
+    # Bounding boxes in the frames of the geoms.
+    middle, half = model.geom_aabb[geoms, :3], model.geom_aabb[geoms, 3:]
+    turn = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    center = data.geom_xpos[geoms] + np.einsum("nij,nj->ni", turn, middle)
+    reach = np.einsum("nij,nj->ni", np.abs(turn), half)
+    return center - reach, center + reach
 
 
 def poses(

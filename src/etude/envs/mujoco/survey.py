@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.envs.mujoco.decor import GROUND, poses
+from etude.envs.mujoco.decor import GROUND, bounds, poses
 from etude.envs.mujoco.targets import SHARE
 
 _FREE, _HINGE, _SLIDE = (
@@ -176,12 +176,16 @@ class Survey:
 
     def _heights(self, geoms: Array) -> Array:
         """Heights of the lowest points of geoms [n], m."""
-        model, data = self.model, self._data
-        turn = data.geom_xmat[geoms].reshape(-1, 3, 3)[:, 2]
-        middle = np.einsum("nj,nj->n", turn, model.geom_aabb[geoms, :3])
-        reach = np.einsum("nj,nj->n", np.abs(turn), model.geom_aabb[geoms, 3:])
-        found: Array = data.geom_xpos[geoms, 2] + middle - reach
-        return found
+        return bounds(self.model, self._data, geoms)[0][:, 2]
+
+    def view(self) -> tuple[Array, float]:
+        """(middle [3], radius) m of the robot in the poses from which targets are drawn."""
+        model = self.model
+        shown = self._within[model.geom_bodyid] & ~np.isin(model.geom_type, GROUND)
+        corners = [bounds(model, data, shown) for data in poses(model, 64, self.home, SHARE)]
+        low = np.min([low.min(axis=0) for low, _ in corners], axis=0)
+        high = np.max([high.max(axis=0) for _, high in corners], axis=0)
+        return (low + high) / 2, float(np.linalg.norm(high - low)) / 2
 
     @cached_property
     def _solid(self) -> Array:
@@ -208,10 +212,10 @@ class Survey:
     @cached_property
     def size(self) -> float:
         """Largest extent of the robot in its home pose, m."""
-        model, data = self.model, self._data
-        mine = self._within[model.geom_bodyid] & ~np.isin(model.geom_type, GROUND)
-        spread = np.ptp(data.geom_xpos[mine], axis=0) + model.geom_rbound[mine].min(initial=1.0)
-        return float(spread.max())
+        model = self.model
+        shown = self._within[model.geom_bodyid] & ~np.isin(model.geom_type, GROUND)
+        low, high = bounds(model, self._data, shown)
+        return float((high.max(axis=0) - low.min(axis=0)).max()) if shown.any() else 1.0
 
     @property
     def base_height(self) -> float:

@@ -25,7 +25,9 @@ class Target(Part):
 
     def edit(self, spec: mujoco.MjSpec) -> None:
         marker = spec.worldbody.add_body(name=_MARKER, mocap=True)
-        marker.add_site(name=_MARKER, size=[self._radius] * 3, rgba=_GREEN)
+        site = marker.add_site(name=_MARKER, size=[self._radius] * 3, rgba=_GREEN)
+        # Not what the model's defaults say of its own sites, which may be hidden.
+        site.type, site.group, site.material = mujoco.mjtGeom.mjGEOM_SPHERE, 0, ""
 
     def bind(self) -> None:
         simulation = self.env.simulation
