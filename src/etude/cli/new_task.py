@@ -69,6 +69,8 @@ def run(arguments: list[str]) -> int:
         print(f"Wrote {file}: the task {name} for {command.robot}, which fails its check:")
         for finding in failed:
             print(f"  {finding.item}: {finding.problem.rstrip('.')}.\n  Fix: {finding.fix}")
+        if "SERVOS" not in text and any("NaN" in finding.problem for finding in failed):
+            print("  The actuators may be too stiff for the time step: --servos replaces them.")
         print(f"Edit {file}, and check it again: etude check {file}:{name}")
         return 1
     print(f"Wrote {file}: the task {name} for {command.robot}. It passes etude check. Next:")
