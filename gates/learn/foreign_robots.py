@@ -17,6 +17,7 @@ interrupted.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import re
@@ -28,7 +29,6 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import imageio_ffmpeg
 import numpy as np
 from PIL import Image, ImageDraw
 
@@ -203,7 +203,7 @@ def zero_return(target: str, num_envs: int = 8) -> float:
 
 
 def film(env: MujocoEnv, trained: Path, folder: Path, seconds: float) -> None:
-    """Write a film of a run's policy and a picture from its middle."""
+    """Write a film of a run's policy and a picture from its first second."""
     policy = load_policy(trained)
     obs, pictures, states = env.reset(Key(1)), [], []
     model = decorated(env)
@@ -213,7 +213,8 @@ def film(env: MujocoEnv, trained: Path, folder: Path, seconds: float) -> None:
                 states.append(env.simulation.state[0].copy())
                 pictures.append(camera.picture(states[-1]))
             obs = env.step(policy.act(obs)).obs
-    writer = imageio_ffmpeg.write_frames(
+    ffmpeg: Any = importlib.import_module("imageio_ffmpeg")
+    writer = ffmpeg.write_frames(
         str(folder / "film.mp4"), (WIDTH, HEIGHT), fps=RATE, macro_block_size=None
     )
     writer.send(None)
@@ -221,7 +222,7 @@ def film(env: MujocoEnv, trained: Path, folder: Path, seconds: float) -> None:
         writer.send(np.ascontiguousarray(picture))
     writer.close()
     with Studio(model, env.task.camera, WIDTH, HEIGHT) as studio:
-        Image.fromarray(studio.picture(states[len(states) // 2])).save(folder / "frame.png")
+        Image.fromarray(studio.picture(states[len(states) // 8])).save(folder / "frame.png")
 
 
 def sheet(out: Path, names: list[str]) -> Image.Image:

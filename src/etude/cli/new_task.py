@@ -108,7 +108,7 @@ def task_file(command: NewTaskCommand) -> tuple[str, str, list[str]]:
     servos, more = _servos(survey, command)
     facts |= _walker(survey, facts["raised"]) if survey.floats else _reacher(survey)
     template = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(_FILE)
-    template.globals |= {"number": _number, "row": _row}
+    template.globals.update(number=_number, row=_row)
     text = template.render(
         name=name,
         kind=_snake(name).replace("_", "-"),

@@ -361,7 +361,7 @@ class JointTargets(Action):
             spec.delete(actuator)
         gains = per_joint(stiffness, joints)
         damping = per_joint(self._damping, joints)
-        limits = [None] * len(joints)
+        limits: list[float | None] = [None] * len(joints)
         if self._torque is not None:
             limits = per_joint(self._torque, joints)
         for name, kp, kv, limit in zip(joints, gains, damping, limits, strict=True):

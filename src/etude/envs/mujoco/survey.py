@@ -1,4 +1,4 @@
-"""What `etude new-task` finds out about a robot's model: base, pose, floor, hand and servos."""
+"""Base, home pose, floor, hand and servos of a robot's model, for `etude new-task`."""
 
 from __future__ import annotations
 
