@@ -101,8 +101,10 @@ def task_file(command: NewTaskCommand) -> tuple[str, str, list[str]]:
     except ValueError as error:
         raise UsageError(f"MuJoCo cannot compile {path}: {error}") from error
     survey = Survey(model)
-    if not survey.joints:
-        raise UsageError(f"{path} has no joints: there is nothing to learn to move.")
+    if not survey.joints and not model.nu:
+        raise UsageError(
+            f"{path} has neither hinges, slides nor actuators: there is nothing to learn to move."
+        )
     name = _camel(path.parent.name if path.stem in ("scene", "model", "robot") else path.stem)
     facts, notes = _scene(survey, path)
     servos, more = _servos(survey, command)
