@@ -62,6 +62,7 @@ GATES = {
         "learn.train_gymnasium",
         tuple(f"--task {task}" for task in ("hopper", "halfcheetah", "walker2d", "ant")),
     ),
+    "foreign_robots": Entry("learn.foreign_robots", ("--download",)),
     "dashboard_cost": Entry("speed.dashboard_cost"),
     "torn_checkpoints": Entry("faults.torn_checkpoints", ("--cases 10000",)),
     "fuzz": Entry("faults.fuzz", ("--inputs 1000000",)),

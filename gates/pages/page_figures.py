@@ -341,6 +341,19 @@ def in_mujoco(name: str) -> Figure:
     return Figure(gate, "", text)
 
 
+def foreign_text(kept: dict[str, Any]) -> str:
+    """A line for each robot of another project, from the details of its gate."""
+    lines = [("robot", "package", "actuators", "task", "return", "by zero actions", "success")]
+    for name, facts in kept.items():
+        limits = " without limits" if facts["torque limits derived"] else ""
+        actuators = f"servos{limits}" if facts["servos"] else "its own"
+        returns = (f"{facts[key]:.0f}" for key in ("return", "return of zero actions"))
+        success = f"{facts['success']:.0%}"
+        lines.append((name, facts["package"], actuators, facts["task"], *returns, success))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
 WALKERS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
 RETURNS = {"RRD": "rrd", "the episodic reward itself": "given", "IRCR": "ircr"}
 LOSSES = {
@@ -356,6 +369,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
         ("environment", "batch engine over Gymnasium's environments"),
         {task: one("rollout_speed", task, "batch engine over", "{} times") for task in WALKERS},
     ),
+    "foreign-robots": Text("foreign_robots", foreign_text),
     "ray-speed": one("ray_speed", "", "Ray over threads", "{} times"),
     "pick-place": Table(
         ("recipe", "seeds", "success", "placed off (mm)", "steps", "first 80 % of an evaluation"),

@@ -9,6 +9,7 @@ from etude.envs.mujoco.markers import Arrow, Ghost, Target
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, Marker, Simulation, load_spec
+from etude.envs.mujoco.targets import ReachTarget, WalkTarget
 from etude.envs.mujoco.task import (
     Action,
     Draws,
@@ -38,6 +39,7 @@ __all__ = [
     "Observation",
     "Part",
     "Randomization",
+    "ReachTarget",
     "Robot",
     "Simulation",
     "Target",
@@ -46,6 +48,7 @@ __all__ = [
     "Term",
     "Terrain",
     "VelocityCommand",
+    "WalkTarget",
     "derived",
     "load_spec",
     "measured",

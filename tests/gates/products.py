@@ -651,6 +651,25 @@ def fuzz(bench: Bench) -> list[str]:
 
 
 @product
+def foreign_robots(bench: Bench) -> list[str]:
+    for robot in () if bench.way == "nothing" else bench.gate.ROBOTS.values():
+        file = bench.folder / "packages" / robot.package / robot.path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+    def trial(gate: Any, name: str, file: Path, options: Any) -> dict[str, Any]:
+        if bench.way == "crash":
+            raise Broken
+        if bench.way == "wrong" and name == "panda":
+            raise bench.gate.CommandFailed("the check failed")
+        return {"return": 2.0, "return of zero actions": 1.0}
+
+    bench.put("trial", trial)
+    bench.put("sheet", lambda *_: SimpleNamespace(save=lambda _: None))
+    return ["--packages", str(bench.folder / "packages"), "--out", str(bench.folder / "out")]
+
+
+@product
 def sim_to_sim(bench: Bench) -> list[str]:
     class Exporting(FakeEtude):
         def __call__(self, gate: Any, verb: str, *words: str) -> str:

@@ -78,23 +78,34 @@ def _boxes(model: mujoco.MjModel, body: int | None) -> tuple[Array, Array]:
         middle, half = model.stat.center[None], model.stat.extent / 2
         return middle - half, middle + half
     low, high = [], []
-    # Bounding boxes in the frames of the geoms.
-    middle, half = model.geom_aabb[shown, :3], model.geom_aabb[shown, 3:]
-    for data in _poses(model, 1 if body is not None else _NUM_POSES):
-        turn = data.geom_xmat[shown].reshape(-1, 3, 3)
-        center = data.geom_xpos[shown] + np.einsum("nij,nj->ni", turn, middle)
-        reach = np.einsum("nij,nj->ni", np.abs(turn), half)
-        low.append(center - reach)
-        high.append(center + reach)
+    for data in poses(model, 1 if body is not None else _NUM_POSES):
+        corners = bounds(model, data, shown)
+        low.append(corners[0])
+        high.append(corners[1])
     return np.concatenate(low), np.concatenate(high)
 
 
-def _poses(model: mujoco.MjModel, num: int) -> Iterator[mujoco.MjData]:
-    """The model in its initial pose and in random poses without new collisions."""
+def bounds(model: mujoco.MjModel, data: mujoco.MjData, geoms: Array) -> tuple[Array, Array]:
+    """Minimum and maximum corners [n, 3] of boxes around geoms (ids or a mask), m."""
+    # Bounding boxes in the frames of the geoms.
+    middle, half = model.geom_aabb[geoms, :3], model.geom_aabb[geoms, 3:]
+    turn = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    center = data.geom_xpos[geoms] + np.einsum("nij,nj->ni", turn, middle)
+    reach = np.einsum("nij,nj->ni", np.abs(turn), half)
+    return center - reach, center + reach
+
+
+def poses(
+    model: mujoco.MjModel, num: int, start: Array | None = None, share: float = 1.0
+) -> Iterator[mujoco.MjData]:
+    """The model in the pose `start` [nq], default its initial one, and in at most num - 1 random
+    poses without new collisions, within a share of the joints' ranges around it."""
     data, generator = mujoco.MjData(model), np.random.default_rng(0)
-    if model.nkey:
+    if start is not None:
+        data.qpos[:] = start
+    elif model.nkey:
         mujoco.mj_resetDataKeyframe(model, data, 0)
-    start = data.qpos.copy()
+    first = data.qpos.copy()
     mujoco.mj_forward(model, data)
     collisions = data.ncon
     yield data
@@ -103,8 +114,11 @@ def _poses(model: mujoco.MjModel, num: int) -> Iterator[mujoco.MjData]:
     drawn = turns | ((model.jnt_type == _SLIDE) & (model.jnt_limited > 0))
     places = model.jnt_qposadr[drawn]
     for _ in range(num - 1):
-        data.qpos[:] = start
-        data.qpos[places] = generator.uniform(*ranges[drawn].T)
+        data.qpos[:] = first
+        drawn_pose = generator.uniform(*ranges[drawn].T)
+        data.qpos[places] = (
+            drawn_pose if share == 1.0 else (first[places] + share * (drawn_pose - first[places]))
+        )
         mujoco.mj_forward(model, data)
         if data.ncon <= collisions:
             yield data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import mujoco
 import numpy as np
@@ -297,48 +297,83 @@ class Controls(Action):
         self._control[:] = self._middle + actions * self._half
 
 
+PerJoint: TypeAlias = float | Mapping[str, float]
+"""A number for all joints, or {pattern of joint names: number}, of which the first match counts."""
+
+
+def per_joint(values: PerJoint, joints: Sequence[str]) -> list[float | None]:
+    """The value of every joint, [joints]; None where no pattern matches."""
+    if not isinstance(values, Mapping):
+        return [values] * len(joints)
+    for pattern in values:
+        matching(joints, pattern, "joint")
+    return [
+        next((value for pattern, value in values.items() if re.fullmatch(pattern, name)), None)
+        for name in joints
+    ]
+
+
 class JointTargets(Action):
     """Actions are joint position targets: home pose + scale x action, clipped to the joint ranges.
 
-    `reference`: function that returns [num_envs, n] rad to add, such as a gait. `stiffness`:
-    replace the robot's actuators by position servos with `stiffness` (N m/rad), `damping` (N m
-    s/rad) and a limit of `torque` (N m), a number or {pattern: number}.
+    `scale`: rad or m. `reference`: function that returns [num_envs, n] rad to add, such as a gait.
+    `stiffness`: replace the robot's actuators by position servos with `stiffness` (N m/rad),
+    `damping` (N m s/rad) and a limit of `torque` (N m) on both together. `joint_damping` (N m
+    s/rad): damping of the joints in place of the model's; it acts beside the servo and is not
+    limited. Each is a number or {pattern of joint names: number}.
     """
 
     def __init__(
         self,
         robot: Robot,
-        scale: float = 0.5,
-        stiffness: float | None = None,
-        damping: float = 0.0,
-        torque: float | Mapping[str, float] | None = None,
+        scale: PerJoint = 0.5,
+        stiffness: PerJoint | None = None,
+        damping: PerJoint = 0.0,
+        torque: PerJoint | None = None,
         delay: tuple[int, int] = (0, 0),
         reference: Callable[[], Array] | None = None,
+        joint_damping: PerJoint | None = None,
     ) -> None:
         super().__init__(delay)
-        self._robot, self._scale, self._reference = robot, scale, reference
+        self._robot, self._scale_of, self._reference = robot, scale, reference
         self._stiffness, self._damping, self._torque = stiffness, damping, torque
+        self._joint_damping = joint_damping
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        if self._stiffness is None:
+        if self._stiffness is None and self._joint_damping is None:
             return
+        joints = [j for j in spec.joints if int(j.type) in (_HINGE, _SLIDE)]
+        joints = [
+            joints[i] for i in matching([j.name for j in joints], self._robot._joints, "joint")
+        ]
+        names = [joint.name for joint in joints]
+        if self._joint_damping is not None:
+            values = per_joint(self._joint_damping, names)
+            for joint, value in zip(joints, values, strict=True):
+                if value is not None:
+                    joint.damping = (value, 0.0, 0.0)
+        if self._stiffness is not None:
+            self._add_servos(spec, names, self._stiffness)
+
+    def _add_servos(self, spec: mujoco.MjSpec, joints: list[str], stiffness: PerJoint) -> None:
+        """Replace all actuators by a position servo for every joint."""
         for actuator in list(spec.actuators):
             spec.delete(actuator)
-        joints = [j for j in spec.joints if int(j.type) in (_HINGE, _SLIDE)]
-        chosen = matching([j.name for j in joints], self._robot._joints, "joint")
-        for joint in (joints[i] for i in chosen):
-            servo = spec.add_actuator(name=joint.name, target=joint.name)
+        gains = per_joint(stiffness, joints)
+        damping = per_joint(self._damping, joints)
+        limits: list[float | None] = [None] * len(joints)
+        if self._torque is not None:
+            limits = per_joint(self._torque, joints)
+        for name, kp, kv, limit in zip(joints, gains, damping, limits, strict=True):
+            if not name:
+                raise UsageError("A joint without a name cannot get a servo: name it in the model.")
+            if kp is None:
+                raise UsageError(f"JointTargets has no stiffness for the joint {name}: add it.")
+            servo = spec.add_actuator(name=name, target=name)
             servo.trntype = mujoco.mjtTrn.mjTRN_JOINT
-            servo.set_to_position(kp=self._stiffness, kv=self._damping)
-            limit = self._limit(joint.name)
+            servo.set_to_position(kp=kp, kv=kv or 0.0)
             if limit is not None:
                 servo.forcelimited, servo.forcerange = True, (-limit, limit)
-
-    def _limit(self, joint: str) -> float | None:
-        if not isinstance(self._torque, Mapping):
-            return self._torque
-        found = (limit for pattern, limit in self._torque.items() if re.fullmatch(pattern, joint))
-        return next(found, None)
 
     def bind(self) -> None:
         model, robot = self.env.simulation.model, self._robot
@@ -358,6 +393,12 @@ class JointTargets(Action):
                 "none: give JointTargets a stiffness, or the robot fewer joints."
             )
         self.size = len(robot.joint_names)
+        scales = per_joint(self._scale_of, robot.joint_names)
+        self._scale: float | Array = (
+            np.array([scale or 0.0 for scale in scales])
+            if isinstance(self._scale_of, Mapping)
+            else self._scale_of
+        )
         self.actuators = np.array([joint_of[int(j)] for j in robot.joint_ids])
         self._control = self.env.simulation.bind("ctrl")
         self.target: Array = np.zeros((self.env.num_envs, self.size))
@@ -373,7 +414,7 @@ class JointTargets(Action):
                 "about": "position targets of the joints: default pose + reference + scale x "
                 "action, kept in the joints' ranges",
                 "joints": list(self._robot.joint_names),
-                "scale": self._scale,
+                "scale": np.asarray(self._scale).tolist(),
                 "reference": None if source is None else type(source).__name__.lower(),
             }
         }

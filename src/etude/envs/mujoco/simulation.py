@@ -35,6 +35,8 @@ _REASONS = (
     "a control is NaN, infinite or huge",
 )
 _MEMORY_REASONS = (1, 2)
+_ADDRESSES = {0: "qvel", 3: "qpos", 4: "qvel", 5: "qvel", 6: "ctrl"}
+"""{reason: field whose index MuJoCo gives with its warning}."""
 _INPUTS = ("ctrl", "qpos", "qvel", "act", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat")
 """State fields that tasks write."""
 _UP_TO_VELOCITY = (
@@ -186,14 +188,17 @@ class Simulation:
                 f"Environment {env_id}: {_REASONS[code]}; give the model more memory "
                 "(<size memory=.../>) or fewer contacts."
             )
-        self._fail(env_id, _REASONS[code])
+        found = int(self._batch.warning[env_id, code, 0])
+        place = joint_at(self.model, found, _ADDRESSES[code]) if code in _ADDRESSES else ""
+        self._fail(env_id, f"{_REASONS[code]}{place}")
 
     def _name_input(self) -> None:
         """Raise an error for the first number in the state that is not finite."""
         for name in _INPUTS:
             bad = np.argwhere(~np.isfinite(self.bind(name)))
             if bad.size:
-                self._fail(int(bad[0, 0]), f"{name}[{bad[0, 1]}] is NaN or infinite")
+                place = joint_at(self.model, int(bad[0, 1]), name)
+                self._fail(int(bad[0, 0]), f"{name}[{bad[0, 1]}] is NaN or infinite{place}")
 
     def _fail(self, env_id: int, reason: str) -> None:
         arrays = {"state": self._before[env_id].copy()}
@@ -230,6 +235,20 @@ class Simulation:
         for name, values in snapshot["accelerations"].items():
             if name in self._accelerations:
                 _overwrite(self._accelerations[name], values)
+
+
+def joint_at(model: mujoco.MjModel, index: int, name: str) -> str:
+    """Name the joint or actuator of an index of qpos, qvel or ctrl: " at joint knee"; else ""."""
+    if name == "ctrl":
+        number = int(np.searchsorted(model.actuator_ctrladr, index, "right")) - 1
+        actuator = model.actuator(number).name
+        return f" at actuator {actuator}" if actuator else ""
+    if name not in ("qpos", "qvel", "qfrc_applied"):
+        return ""
+    addresses = model.jnt_qposadr if name == "qpos" else model.jnt_dofadr
+    joint = model.joint(int(np.searchsorted(addresses, index, "right")) - 1)
+    body = model.body(int(model.jnt_bodyid[joint.id])).name
+    return f" at joint {joint.name}" if joint.name else f" at a joint of body {body}"
 
 
 def _overwrite(output: Array, values: Array) -> None:
