@@ -65,7 +65,10 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self._process.terminate()
         self._process.wait(20)
@@ -115,7 +118,9 @@ class Browser:
         """Write the whole page as a PNG, at most 12,000 pixels high."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 12_000)}
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip | {"scale": 1})
+        shot = self.call(
+            "Page.captureScreenshot", captureBeyondViewport=True, clip=clip | {"scale": 1}
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(base64.b64decode(shot["data"]))
 
@@ -125,15 +130,22 @@ class Browser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("pages", nargs="*", help="pages of the site, for example index.html")
-    parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS, help="of the window, in pixels")
-    parser.add_argument("--to", type=Path, default=ROOT / "build/screenshots", help="folder of the PNGs")
+    parser.add_argument(
+        "--widths", nargs="+", type=int, default=WIDTHS, help="of the window, in pixels"
+    )
+    parser.add_argument(
+        "--to", type=Path, default=ROOT / "build/screenshots", help="folder of the PNGs"
+    )
     parser.add_argument("--site", type=Path, default=SITE, help="folder of the built site")
     options = parser.parse_args(arguments)
     site, bad = options.site.resolve(), 0
     pages = options.pages or [
-        str(each.relative_to(site)) for each in sorted(site.rglob("*.html"))
+        str(each.relative_to(site))
+        for each in sorted(site.rglob("*.html"))
         if each.relative_to(site).parts[0] != "source" and each.name != "404.html"
     ]
     with Browser() as browser:
