@@ -317,7 +317,7 @@ def _first(default: Config | None, options: dict[str, Option]) -> dict[str, Opti
         return {}
     option = options[name := f"algorithm.{field}".replace("_", "-")]
     lead = option if option.default else replace(option, default=PydanticUndefined)
-    rest = {n: o for n, o in options.items() if o.path[1:-1] == ("algorithm",) and n != name}
+    rest = {n: o for n, o in options.items() if n.startswith("algorithm.") and n != name}
     return {name: lead, **rest}
 
 
