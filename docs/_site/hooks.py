@@ -6,6 +6,8 @@ MkDocs calls the functions named `on_...`; mkdocs.yml names this file under `hoo
 from __future__ import annotations
 
 import re
+from html import escape, unescape
+from itertools import cycle
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -18,6 +20,9 @@ import repository
 MADE: set[str] = set()
 """Pages of this build that no file in docs/ is behind."""
 DOCS = repository.ROOT / "docs"
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+_CELL = re.compile(r"<td(?=[ >])")
 _FENCE = re.compile(r"^(```\w+) (file=(\S+)|own=(\S+)|fails)$", re.MULTILINE)
 
 
@@ -51,6 +56,22 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if uri not in MADE:
         markdown = repository.relinked(markdown, f"docs/{uri}", uri)
     return _FENCE.sub(_info, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Give each cell of a table with more than two columns its column's name, for narrow windows,
+    where site.css shows a row as a list."""
+    return _TABLE.sub(_labelled, html)
+
+
+def _labelled(table: re.Match[str]) -> str:
+    names = [escape(unescape(re.sub(r"<[^>]+>", "", each))) for each in _HEAD.findall(table[0])]
+    if len(names) < 3 or not any(names):
+        return table[0]
+    head, body, rows = table[0].partition("<tbody>")
+    columns = cycle(names)
+    labelled = _CELL.sub(lambda _: f'<td data-label="{next(columns)}"', rows)
+    return f"{head.replace('<table', '<table data-rows', 1)}{body}{labelled}"
 
 
 def _title(text: str) -> str:
