@@ -8,6 +8,7 @@ Nothing on the page is written by hand but the text in this file.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -41,6 +42,7 @@ SHOWN = {
     **{"stable_baselines3_processes": "SB3, processes"},
 }
 """{task or peer: its name in the chart, where there is little room}."""
+_CODE = re.compile(r"\b(?:[A-Z]+(?:_[A-Z]+)+|\w+=\w+)\b")
 SECONDS_PICTURE = "benchmark-seconds.svg"
 _PARTS = {"left alone": FAINT, "killed": COLORS[0], "resumed": COLORS[1]}
 """{part of a kill: its colour}."""
@@ -63,9 +65,9 @@ The libraries run in turns, each in a virtual environment of its own with the ve
   passes over a rollout (PPO) or batches per update (SAC), learning rate, discount; so equal
   gradient samples per step. Policy and value function read the same observations.
 - **Each library's own:** how environments are stepped, normalisation, initialisation, logging;
-  [how each was run](#how-each-was-run) says what was used. pick-place and walk-go1 are stepped by Etude's batch engine for
-  all of them (`etude.make_vec`), so that what differs there is not the physics;
-  `stable_baselines3_processes` and `stable_baselines3_eight` have 8 single environments of
+  [how each was run](#how-each-was-run) says what was used. pick-place and walk-go1 are stepped by
+  Etude's batch engine for all of them (`etude.make_vec`), so that what differs there is not the
+  physics; `stable_baselines3_processes` and `stable_baselines3_eight` have 8 single environments of
   pick-place, in 8 processes and in one. Libraries without workers of their own step Gymnasium's
   environments one after the other in one process; the lines of stable-baselines3 show what a
   process for each would change.
@@ -327,7 +329,7 @@ def kills(runs: list[Record]) -> str:
             [
                 run["task"],
                 run["peer"],
-                run["resumes"],
+                _CODE.sub(r"`\g<0>`", run["resumes"]),
                 f"{killed['killed_at']:,}",
                 "-" if killed["went_on_from"] is None else f"{killed['went_on_from']:,}",
                 "-" if differs is None else f"{differs:.3g}",
@@ -361,7 +363,7 @@ def resumed(task: Task, runs: list[Record]) -> list[Record]:
 def kill_picture(task: Task, found: list[Record]) -> bytes:
     """Scores over steps, a panel for each peer: left alone, killed, resumed."""
     place = 3 if task.score == "success" else 2
-    columns = min(len(found), 3)
+    columns = min(len(found), 2)
     rows = -(-len(found) // columns)
 
     def draw(figure: Any) -> None:
@@ -409,9 +411,9 @@ def picture(task: Task, found: dict[str, list[list[tuple[float, float]]]]) -> by
                 label = peer if line is lines[0] else None
                 axes.plot(*zip(*line, strict=True), color=LIBRARIES[peer], label=label)
         axes.set_xlim(left=0)
-        figure.legend(loc="outside right upper")
+        figure.legend(loc="outside lower center", ncols=3)
 
-    return drawn(draw, 9.6, 4.2)
+    return drawn(draw, 6.4, 4.4)
 
 
 def scored_peers(runs: Sequence[Record]) -> dict[str, dict[str, list[Record]]]:
@@ -480,9 +482,7 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         told = f"Measured {days} on {runs[-1]['machine'].split(', load')[0]}; "
         text += told + f"commits {', '.join(sorted({run['commit'] for run in runs}))}.\n\n"
         busy = max(run["busy_before"] for run in runs)
-        text += (
-            f"Other work used at most {busy:.0%} of the cores when a run began.{spread(runs)}\n"
-        )
+        text += f"Other work used at most {busy:.0%} of the cores when a run began.{spread(runs)}\n"
     text += notes_of(runs) + marks(runs)
     if failed:
         text += "\n## What does not install\n\n"

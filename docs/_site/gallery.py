@@ -1,9 +1,9 @@
 """The gallery: `python docs/_site/gallery.py` writes docs/about/gallery.md from the table below.
 
-A card is one entry. Its film is docs/images/RECIPE.webp, which `docs/images/draw_films.py` makes of a
-trained run; an entry may name the film of a recipe with the same task instead. What it reached, and
-in how long, is read from the result of the gate that trains it. A test fails where page and table
-differ, where a recipe with an environment has no card, and where a film is missing or large.
+A card is one entry. Its film is docs/images/RECIPE.webp, which `docs/images/draw_films.py` makes of
+a trained run; an entry may name the film of a recipe with the same task instead. What it reached,
+and in how long, is read from the result of the gate that trains it. A test fails where page and
+table differ, where a recipe with an environment is on no card, and where a film is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gates.pages.page_figures import (  # noqa: E402
 
 PAGE = DOCS / "about/gallery.md"
 MEASURED = "../measured.md"
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_LINK = re.compile(r'\[([^\]]*)\]\([^)"]*(?:"[^"]*")?\)|, measured beside other work')
 FRESH = "{} of %d fresh episodes"
 
 
@@ -206,7 +206,7 @@ def card(entry: Entry, results: Results) -> str:
     notes = " ".join(filter(None, [about, borrowed, entry.note]))
     found = measured(entry.trained, results)
     figures = ", ".join(found[name] for name in ("reaches", "takes") if name in found)
-    figures = _LINK.sub(r"\1", figures)  # the small print has the links
+    figures = _LINK.sub(r"\1", figures)  # those are in the small print
     train = f"etude train {entry.recipe} {entry.options}".rstrip()
     commands = [f"`{train}`", *([f"`etude demo {entry.recipe}`"] if entry.demo else [])]
     table = "\n".join(f"| {name} | {text} |" for name, text in lines(entry, results))

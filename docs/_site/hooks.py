@@ -22,7 +22,7 @@ MADE: set[str] = set()
 DOCS = repository.ROOT / "docs"
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
-_CELL = re.compile(r"<td(?=[ >])")
+_CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 _FENCE = re.compile(r"^(```\w+) (file=(\S+)|own=(\S+)|fails)$", re.MULTILINE)
 
 
@@ -66,12 +66,15 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _labelled(table: re.Match[str]) -> str:
     names = [escape(unescape(re.sub(r"<[^>]+>", "", each))) for each in _HEAD.findall(table[0])]
-    if len(names) < 3 or not any(names):
+    if len(names) < 3 or "<img" in table[0].partition("<tbody>")[0]:
         return table[0]
-    head, body, rows = table[0].partition("<tbody>")
     columns = cycle(names)
-    labelled = _CELL.sub(lambda _: f'<td data-label="{next(columns)}"', rows)
-    return f"{head.replace('<table', '<table data-rows', 1)}{body}{labelled}"
+
+    def labelled(cell: re.Match[str]) -> str:
+        inside = f"<div>{cell[2]}</div>" if cell[2].strip() else ""
+        return f'<td data-label="{next(columns)}"{cell[1]}>{inside}</td>'
+
+    return _CELL.sub(labelled, table[0].replace("<table", "<table data-rows", 1))
 
 
 def _title(text: str) -> str:

@@ -1,7 +1,7 @@
 """Pictures of pages of the built site in a browser without a network, and what is cut on them.
 
     make site
-    python docs/_site/screenshots.py [index.html about/gallery.html ...] [--widths 1400 420] [--to build/screenshots]
+    python docs/_site/screenshots.py [index.html about/gallery.html ...] [--widths 1400 420]
 
 Without pages, all of the navigation are opened. Ends with 1 if a page is wider than the window, or
 if something on it can only be read by scrolling to the side. Needs Chromium.
