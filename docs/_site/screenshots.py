@@ -62,6 +62,7 @@ class Browser:
         page = next(each["targetId"] for each in targets if each["type"] == "page")
         attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
         self._session = {"sessionId": attached["sessionId"]}
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         return self
 
     def __exit__(
@@ -129,6 +130,12 @@ class Browser:
         return list(self.evaluate(CUT))
 
 
+def pages(site: Path) -> list[str]:
+    """The pages of a built site, without those of the repository's files."""
+    found = sorted(str(each.relative_to(site)) for each in site.rglob("*.html"))
+    return [name for name in found if not name.startswith("source/") and name != "404.html"]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -143,13 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--site", type=Path, default=SITE, help="folder of the built site")
     options = parser.parse_args(arguments)
     site, bad = options.site.resolve(), 0
-    pages = options.pages or [
-        str(each.relative_to(site))
-        for each in sorted(site.rglob("*.html"))
-        if each.relative_to(site).parts[0] != "source" and each.name != "404.html"
-    ]
     with Browser() as browser:
-        for page in pages:
+        for page in options.pages or pages(site):
             for width in options.widths:
                 browser.open(site / page, width)
                 file = options.to / f"{page.removesuffix('.html').replace('/', '-')}-{width}.png"
