@@ -59,14 +59,14 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Give each cell of a table with more than two columns its column's name, for narrow windows,
-    where site.css shows a row as a list."""
+    """Give each cell of a table its column's name, for narrow windows, where site.css shows a row
+    as a list."""
     return _TABLE.sub(_labelled, html)
 
 
 def _labelled(table: re.Match[str]) -> str:
     names = [escape(unescape(re.sub(r"<[^>]+>", "", each))) for each in _HEAD.findall(table[0])]
-    if len(names) < 3 or "<img" in table[0].partition("<tbody>")[0]:
+    if len(names) < 2 or "<img" in table[0].partition("<tbody>")[0]:
         return table[0]
     columns = cycle(names)
 
@@ -74,7 +74,7 @@ def _labelled(table: re.Match[str]) -> str:
         inside = f"<div>{cell[2]}</div>" if cell[2].strip() else ""
         return f'<td data-label="{next(columns)}"{cell[1]}>{inside}</td>'
 
-    return _CELL.sub(labelled, table[0].replace("<table", "<table data-rows", 1))
+    return _CELL.sub(labelled, table[0].replace("<table", f'<table data-columns="{len(names)}"', 1))
 
 
 def _title(text: str) -> str:
