@@ -8,6 +8,7 @@ Nothing on the page is written by hand but the text in this file.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read, why_older  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
 from gates.pages.page_figures import OLDER  # isort: skip
-from etude.evaluate.charts import COLORS, FAINT, drawn, steps_text
+from etude.evaluate.charts import COLORS, FAINT, INK, drawn, steps_text
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -45,6 +46,14 @@ LINES: dict[str, tuple[str, Any]] = {
     "unilab": (COLORS[4], _DASHED),
 }
 """{peer: colour and style of its line}, the same in all charts."""
+SHOWN = {
+    **{"halfcheetah": "HalfCheetah-v5", "ant": "Ant-v5", "etude": "Etude"},
+    **{"cleanrl_style": "CleanRL style", "stable_baselines3": "SB3"},
+    **{"stable_baselines3_processes": "SB3, processes"},
+}
+"""{task or peer: its name in the chart, where there is little room}."""
+_CODE = re.compile(r"\b(?:[A-Z]+(?:_[A-Z]+)+|\w+=\w+)\b")
+SECONDS_PICTURE = "benchmark-seconds.svg"
 _PARTS = {"left alone": FAINT, "killed": COLORS[0], "resumed": COLORS[1]}
 """{part of a kill: its colour}."""
 
@@ -52,17 +61,23 @@ HEAD = """# Beside other libraries
 
 <!-- Made by `python benchmarks/page.py` from benchmarks/results.json: do not edit. -->
 
-Each library trains the same task on the same machine, one run at a time and in turns, in a
-virtual environment of its own with the versions of `benchmarks/requirements`. Nothing here says
-which library is better in general: two cores, small networks, five tasks.
+Each library trains the same task with the same settings on the same machine, one run at a time.
+Nothing here says which library is better in general: two cores, small networks, five tasks. [The
+rules](#rules) are below the figures.
+
+"""
+RULES = """## Rules
+
+The libraries run in turns, each in a virtual environment of its own with the versions of
+`benchmarks/requirements`.
 
 - **Equal for all on a task:** hidden layers and activation, steps between two updates, minibatch,
   passes over a rollout (PPO) or batches per update (SAC), learning rate, discount; so equal
   gradient samples per step. Policy and value function read the same observations.
-- **Each library's own:** how environments are stepped, normalisation, initialisation, logging; the
-  last section says what was used. pick-place and walk-go1 are stepped by Etude's batch engine for
-  all of them (`etude.make_vec`), so that what differs there is not the physics;
-  `stable_baselines3_processes` and `stable_baselines3_eight` have 8 single environments of
+- **Each library's own:** how environments are stepped, normalisation, initialisation, logging;
+  [how each was run](#how-each-was-run) says what was used. pick-place and walk-go1 are stepped by
+  Etude's batch engine for all of them (`etude.make_vec`), so that what differs there is not the
+  physics; `stable_baselines3_processes` and `stable_baselines3_eight` have 8 single environments of
   pick-place, in 8 processes and in one. Libraries without workers of their own step Gymnasium's
   environments one after the other in one process; the lines of stable-baselines3 show what a
   process for each would change.
@@ -155,15 +170,15 @@ def section(task: Task, runs: list[Record], profile: Record | None = None) -> st
             absent.append(f"{peer} ({offered})")
             continue
         if not fine:
-            rows.append([peer, _version(by_peer[peer]), "failed", *[""] * 6])
+            rows.append([_named(peer, by_peer[peer]), "failed", *[""] * 7])
         else:
             rows.append(figures(peer, fine))
         for run in by_peer[peer]:
             if run["error"]:
                 name = f"{peer}, {run['measure']}, seed {run['seed']}"
                 notes.append(f"- {name} failed: `{fault(run['error'])}`")
-    head = ["peer", "version", "steps/s", "ms in environments", "ms in all else", "memory"]
-    head += ["reached", "seconds to it", "steps to it"]
+    head = ["library", "seconds to the score", "steps to it", "reached", "steps/s"]
+    head += ["ms in environments", "ms in all else", "memory"]
     text = f"## {task.name}\n\n{settings(task)}.\n\n{table(head, rows)}\n"
     text += profiled({**profile, "peer": "etude", "task": task.name}) if profile else ""
     if absent:
@@ -183,20 +198,22 @@ def notes_of(runs: list[Record]) -> str:
     return "\n## How each was run\n\n" + "\n".join(lines) + "\n"
 
 
-def _version(runs: Sequence[Record]) -> str:
-    return next((r["version"] for r in runs if r.get("version")), "") or ""
+def _named(peer: str, runs: Sequence[Record]) -> str:
+    """A peer with its version."""
+    version = next((r["version"] for r in runs if r.get("version")), "") or ""
+    return peer if version in ("", "here") else f"{peer} {version}"
 
 
 def figures(peer: str, runs: list[Record]) -> list[str]:
     """One row: medians over runs."""
     memory = max(run["peak_memory"] for run in runs) / 2**20
-    name = peer + (OLDER if any(map(is_older, runs)) else "")
-    row = [name, _version(runs), f"{speed_of(runs):,.0f}", *spent(runs), f"{memory:,.0f} MiB"]
+    name = _named(peer, runs) + (OLDER if any(map(is_older, runs)) else "")
+    speed = [f"{speed_of(runs):,.0f}", *spent(runs), f"{memory:,.0f} MiB"]
     scored = [run for run in runs if run["measure"] == "score"]
     if not scored or runs[0]["own_engine"]:
-        return [*row, "", "", ""]
-    row.append(f"{sum(run['reached'] is not None for run in scored)} of {len(scored)}")
-    return [*row, *map(_or_never, to_score(scored))]
+        return [name, "", "", "", *speed]
+    reached = f"{sum(run['reached'] is not None for run in scored)} of {len(scored)}"
+    return [name, *map(_or_never, to_score(scored)), reached, *speed]
 
 
 def to_score(scored: Sequence[Record]) -> tuple[float, float]:
@@ -261,7 +278,9 @@ def summary(runs: Sequence[Record]) -> str:
         '"Over": most runs had not reached the score when their time was up. Empty: not '
         "measured.\n\n"
     )
-    return f"## In short\n\n{told}{table([*head, 'the fastest other'], rows)}\n"
+    shown = f"![Seconds to a score, by library and task](images/{SECONDS_PICTURE})\n\n"
+    shown = shown if scored_peers(runs) else ""
+    return f"## In short\n\n{shown}{told}{table([*head, 'the fastest other'], rows)}\n"
 
 
 def spread(runs: Sequence[Record]) -> str:
@@ -320,7 +339,7 @@ def kills(runs: list[Record]) -> str:
             [
                 run["task"],
                 run["peer"],
-                run["resumes"],
+                _CODE.sub(r"`\g<0>`", run["resumes"]),
                 f"{killed['killed_at']:,}",
                 "-" if killed["went_on_from"] is None else f"{killed['went_on_from']:,}",
                 "-" if differs is None else f"{differs:.3g}",
@@ -354,7 +373,7 @@ def resumed(task: Task, runs: list[Record]) -> list[Record]:
 def kill_picture(task: Task, found: list[Record]) -> bytes:
     """Scores over steps, a panel for each peer: left alone, killed, resumed."""
     place = 3 if task.score == "success" else 2
-    columns = min(len(found), 3)
+    columns = min(len(found), 2)
     rows = -(-len(found) // columns)
 
     def draw(figure: Any) -> None:
@@ -403,33 +422,86 @@ def picture(task: Task, found: dict[str, list[list[tuple[float, float]]]]) -> by
                 label = peer if line is found[peer][0] else None
                 axes.plot(*zip(*line, strict=True), color=color, linestyle=style, label=label)
         axes.set_xlim(left=0)
-        figure.legend(loc="outside right upper")
+        figure.legend(loc="outside lower center", ncols=3)
 
-    return drawn(draw, 9.6, 4.2)
+    return drawn(draw, 6.4, 4.4)
+
+
+def scored_peers(runs: Sequence[Record]) -> dict[str, dict[str, list[Record]]]:
+    """{task: {peer: runs that were trained to a score}}, the fastest first; only with the settings
+    and environments that all libraries share."""
+    found: dict[str, dict[str, list[Record]]] = {}
+    for run in good(runs):
+        if run["measure"] == "score" and not run["own_engine"] and run["peer"] != "etude_recipe":
+            found.setdefault(run["task"], {}).setdefault(run["peer"], []).append(run)
+    return {
+        task: dict(sorted(found[task].items(), key=lambda item: seconds_of(item[1])))
+        for task in TASKS
+        if task in found
+    }
+
+
+def seconds_picture(found: dict[str, dict[str, list[Record]]]) -> bytes:
+    """Seconds to the score as bars, a panel for each task; bars of runs that did not reach it are
+    pale and as long as the runs."""
+    rows = -(-len(found) // 2)
+    heights = [max(map(len, [*found.values()][2 * row : 2 * row + 2])) + 1.3 for row in range(rows)]
+
+    def draw(figure: Any) -> None:
+        title = "Seconds to a score: PPO, the same settings, 2 CPU cores"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        figure.get_layout_engine().set(h_pad=0.1, hspace=0.06)
+        panels = figure.subplots(rows, 2, squeeze=False, height_ratios=heights)
+        for axes in panels.flat[len(found) :]:
+            axes.set_axis_off()
+        for axes, (task, peers), height in zip(
+            panels.flat, found.items(), (h for h in heights for _ in range(2)), strict=False
+        ):
+            wanted = TASKS[task].target
+            score = f"{wanted:.0%}" if TASKS[task].score == "success" else f"{wanted:,.0f}"
+            axes.set_title(f"{SHOWN.get(task, task)}: {TASKS[task].score} {score}")
+            longest = max(seconds_of(scored)[1] for scored in peers.values())
+            for place, (peer, scored) in enumerate(peers.items()):
+                length = seconds_of(scored)[1]
+                alpha = 1.0 if seconds_of(scored)[0] < math.inf else 0.4
+                axes.barh(place, length, 0.72, color=LINES[peer][0], alpha=alpha)
+                older = OLDER if any(map(is_older, scored)) else ""
+                text = f"{_seconds(scored)}{older}"
+                axes.text(length + 0.02 * longest, place, text, va="center", ha="left")
+            axes.set_yticks(range(len(peers)), [SHOWN.get(peer, peer) for peer in peers])
+            axes.tick_params(axis="y", labelcolor=INK)
+            axes.set_ylim(height - 1.3 - 0.4, -0.6)  # bars are as thick in all panels
+            axes.set_xlim(0, 1.32 * longest)
+            axes.set_xticks([])
+            axes.grid(False)
+            axes.spines.bottom.set_visible(False)
+
+    return drawn(draw, 5.8, 0.26 * sum(heights) + 0.7)
 
 
 def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     """The page, and its pictures by file name."""
     runs, text = results["runs"], HEAD
     failed = {peer: fault for peer, fault in results["installs"].items() if fault}
+    text += summary(runs)
+    for task in TASKS.values():
+        text += section(task, runs, results.get("profiles", {}).get(task.name)) + "\n"
+    text += f"{kills(runs)}\n{RULES}"
     if runs:
         dates = sorted(run["date"][:10] for run in runs)
         days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         told = f"Measured {days} on {runs[-1]['machine'].split(', load')[0]}; "
         text += told + f"commits {', '.join(sorted({run['commit'] for run in runs}))}.\n\n"
         busy = max(run["busy_before"] for run in runs)
-        text += (
-            f"Other work used at most {busy:.0%} of the cores when a run began.{spread(runs)}\n\n"
-        )
-    text += summary(runs)
-    for task in TASKS.values():
-        text += section(task, runs, results.get("profiles", {}).get(task.name)) + "\n"
-    text += kills(runs) + notes_of(runs) + marks(runs)
+        text += f"Other work used at most {busy:.0%} of the cores when a run began.{spread(runs)}\n"
+    text += notes_of(runs) + marks(runs)
     if failed:
         text += "\n## What does not install\n\n"
         for peer in (p for p in PEERS if p in failed):
             text += f"- {peer}: `{fault(failed[peer])}`\n"
     drawn = {}
+    if peers := scored_peers(runs):
+        drawn[SECONDS_PICTURE] = seconds_picture(peers)
     for task in TASKS.values():
         found = curves(task, runs)
         if found:

@@ -39,6 +39,11 @@ def commands(text: str) -> list[list[str]]:
     return [command for command in parsed if command[0] not in INSTALL]
 
 
+def answers(text: str) -> list[str]:
+    """What a block shows below each of its commands, with single spaces."""
+    return [" ".join(part.partition("\n")[2].split()) for part in f"\n{text}".split("\n$ ")[1:]]
+
+
 def run(commands: list[list[str]], folder: Path, quick: bool) -> list[tuple[int, str, str]]:
     """(exit code, output, errors) of commands; `quick` for processes with the libraries loaded."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "100"}
@@ -81,9 +86,26 @@ def test_page(page: Path, tmp_path: Path) -> None:
         else:
             typed = [command for text in texts for command in commands(text)]
             assert {command[0] for command in typed} <= {"etude"}, "a page may only run etude"
-            for code, out, err in run(typed, tmp_path, quick=page.name != "README.md"):
+            shown = [answer for text in texts for answer in answers(text)]
+            done = run(typed, tmp_path, quick=page.name != "README.md")
+            for number, (code, out, err) in enumerate(done):
                 assert "Traceback" not in err
                 assert (code != 0) == (info == "fails"), out + err
+                assert info != "fails" or shown[number] == " ".join(err.split())
+
+
+def test_every_refused_command_shows_its_answer() -> None:
+    """Whether it is the right one, the tests say that run the page."""
+    pages = [*PAGES, *sorted((ROOT / "docs").glob("*/*.md"))]
+    shown = [
+        answer
+        for page in pages
+        for _, info, text in blocks(page)
+        if info == "fails"
+        for answer in answers(text)
+    ]
+    assert len(shown) > 8
+    assert all(shown)
 
 
 def test_every_page_is_linked_from_the_readme() -> None:

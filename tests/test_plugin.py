@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from commands import run_all
 from etude.core.catalogue import KINDS as KINDS_OF_SECTIONS
 from etude.core.catalogue import RECIPES
 from run_hash import run_hash
-from test_docs import BLOCK, ROOT, commands
+from test_docs import BLOCK, ROOT, answers, commands
 
 PACKAGE = ROOT / "examples" / "etude-plugin"
 PAGE = ROOT / "docs" / "plugins.md"
@@ -166,19 +167,22 @@ def test_no_line_of_the_source_names_the_package_or_its_kinds() -> None:
 @pytest.mark.rotated
 def test_every_command_of_the_page(environment: dict[str, str], tmp_path: Path) -> None:
     steps = [
-        (command[1:], info == "fails")
+        (command[1:], answer)
         for language, info, text in blocks()
         if language == "console"
-        for command in commands(text)
+        for command, answer in zip(
+            commands(text), answers(text) if info == "fails" else repeat(""), strict=False
+        )
     ]
     for _, info, text in blocks():
         if info.startswith("own="):
             (tmp_path / info.removeprefix("own=")).write_text(text)
     listing: list[list[str]] = [["list"], ["list", "--kinds", "--json"]]
     results = run_all([*listing, *(arguments for arguments, _ in steps)], tmp_path, environment)
-    for (arguments, fails), (code, out, err) in zip(steps, results[2:], strict=True):
+    for (arguments, answer), (code, out, err) in zip(steps, results[2:], strict=True):
         assert "Traceback" not in err
-        assert (code != 0) == fails, f"{arguments}: {out}{err}"
+        assert (code != 0) == bool(answer), f"{arguments}: {out}{err}"
+        assert not answer or " ".join(err.split()) == answer
     listed = results[0][1]
     assert "  balance  " in listed
     assert "(from etude-plugin)" in listed

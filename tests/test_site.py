@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from PIL import Image
+
+from etude.core.catalogue import RECIPES
+from etude.planning.recipes import made_by
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [
@@ -24,6 +30,7 @@ import coverage_page  # noqa: E402
 import decisions  # noqa: E402
 import gallery  # noqa: E402
 import repository  # noqa: E402
+import screenshots  # noqa: E402
 import test_docs  # noqa: E402
 
 
@@ -66,21 +73,118 @@ def problems(site: Path) -> list[str]:
     return found
 
 
-@pytest.mark.rotated
-def test_the_site_is_whole(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
     pytest.importorskip("mkdocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", tmp_path / "site"]
+    folder = tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", folder]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert problems(tmp_path / "site") == []
-    fields = (tmp_path / "site/reference/algorithm.html").read_text()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[screenshots.Browser]:
+    if shutil.which("chromium") is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    with screenshots.Browser() as opened:
+        yield opened
+
+
+@pytest.mark.rotated
+def test_the_site_is_whole(site: Path) -> None:
+    assert problems(site) == []
+    fields = (site / "reference/algorithm.html").read_text()
     assert "algorithm.minibatch_size" in fields
     assert "n_steps" in fields
-    assert "etude compare" in (tmp_path / "site/reference/command-line.html").read_text()
-    python = (tmp_path / "site/reference/python.html").read_text()
+    assert "etude compare" in (site / "reference/command-line.html").read_text()
+    python = (site / "reference/python.html").read_text()
     assert "load_policy" in python
     assert "Recipe.replace" in python
+
+
+@pytest.mark.rotated
+def test_nothing_is_cut_in_a_wide_and_in_a_narrow_window(
+    site: Path, browser: screenshots.Browser, tmp_path: Path
+) -> None:
+    cut = {}
+    for page in screenshots.pages(site):
+        for width in screenshots.WIDTHS:
+            browser.open(site / page, width)
+            if found := browser.cut():
+                cut[page, width] = found
+    assert cut == {}
+    browser.open(site / "about/gallery.html", 420)
+    browser.picture(tmp_path / "gallery.png")
+    with Image.open(tmp_path / "gallery.png") as picture:
+        assert picture.width == 420
+        assert picture.height > 3000
+
+
+def test_what_is_cut_is_found(browser: screenshots.Browser, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    fits = '<pre style="white-space: pre-wrap">'
+    for code, cut in (("<pre style='overflow: auto'>", 1), (fits, 0)):
+        head = '<meta name="viewport" content="width=device-width"><div class="md-content">'
+        page.write_text(f"{head}{code}{'a word ' * 90}</pre></div>")
+        browser.open(page, 420)
+        assert len(browser.cut()) == cut
+
+
+COPIED = """
+(async () => {
+  let copied = null;
+  document.addEventListener("copy", event => { copied = event.target.value; });
+  const all = [...document.querySelectorAll("code")];
+  const block = all.find(each => each.textContent.includes("%s"));
+  block.closest(".highlight").querySelector(".md-clipboard, [data-clipboard-target]").click();
+  await new Promise(done => setTimeout(done, 300));
+  return copied;
+})()
+"""
+
+
+@pytest.mark.rotated
+def test_the_copy_button_takes_commands_alone(site: Path, browser: screenshots.Browser) -> None:
+    """Without prompts and answers, and Python as it is."""
+    browser.open(site / "index.html", 1400)
+    commands = browser.evaluate(COPIED % "etude train reach --folder").splitlines()
+    assert [" ".join(line.partition("#")[0].split()) for line in commands] == [
+        "etude demo walk-go1 --seconds 3",
+        "etude train reach --folder runs/first",
+        "etude resume runs/first",
+    ]
+    assert browser.evaluate(COPIED % "import etude").startswith("import etude\n\nrecipe = ")
+    browser.open(site / "first-run.html", 1400)
+    copied = browser.evaluate(COPIED % "--lr 1e-4").splitlines()
+    assert copied == ["etude plan reach --lr 1e-4", "etude plan reach --epochs 10"]
+
+
+@pytest.mark.parametrize(
+    ("head", "cells", "labelled"),
+    [
+        (
+            ("a", "<code>b</code>", "c &amp; d"),
+            ("1", "", "3"),
+            '<td data-label="a"><div>1</div></td><td data-label="b"></td>'
+            '<td data-label="c &amp; d"><div>3</div></td>',
+        ),
+        (("a",), ("1",), "<td>1</td>"),
+        (("<img>", "b", "c"), ("1", "2", "3"), "<td>1</td><td>2</td><td>3</td>"),
+    ],
+)
+def test_cells_of_tables_have_the_names_of_their_columns(
+    head: tuple[str, ...], cells: tuple[str, ...], labelled: str
+) -> None:
+    pytest.importorskip("mkdocs")
+    import hooks
+
+    top = "".join(f"<th>{name}</th>" for name in head)
+    row = "".join(f"<td>{text}</td>" for text in cells)
+    table = f"<table><thead><tr>{top}</tr></thead><tbody><tr>{row}</tr></tbody></table>"
+    assert f"<tr>{labelled}</tr>" in hooks.on_page_content(table)
 
 
 @pytest.mark.rotated
@@ -116,6 +220,29 @@ def test_what_is_there_is_no_problem(tmp_path: Path) -> None:
 
 def test_the_gallery_is_that_of_its_table() -> None:
     assert gallery.PAGE.read_text() == gallery.page(), "run python docs/_site/gallery.py"
+
+
+def test_every_recipe_with_an_environment_is_on_a_card_with_a_film() -> None:
+    shown = [name for entry in gallery.TASKS for name in (entry.recipe, *entry.variants)]
+    assert len(shown) == len(set(shown))
+    any_environment = {"ppo", "sac", "td3", "rlpd"}  # or those of a dataset
+    with_one = {name for name in RECIPES.built_in() if made_by(name)().env is not None}
+    assert with_one - any_environment == set(shown)
+    for entry in gallery.TASKS:
+        assert gallery.film(entry).stat().st_size < 300_000, entry.recipe
+        card = gallery.card(entry, {})
+        assert f"images/{gallery.film(entry).name})" in card
+        assert card.index("`etude train") < card.index("<details") < card.index("its recipe")
+
+
+def test_the_readme_begins_with_films_a_sentence_a_chart_and_three_commands() -> None:
+    first = (ROOT / "README.md").read_text().partition("## What it does")[0]
+    places = [".webp", "Etude trains", "never run on a GPU", "-seconds.svg", "$ etude demo"]
+    found = [first.index(text) for text in places]
+    assert found == sorted(found)
+    assert first.count(".svg") == 1
+    assert first.count("\n$ etude") == 3
+    assert "<!-- figure: headline" not in first
 
 
 def test_the_page_of_coverage_adds_up() -> None:

@@ -1,12 +1,14 @@
 """The gallery: `python docs/_site/gallery.py` writes docs/about/gallery.md from the table below.
 
-A task is one entry. Its picture is docs/images/RECIPE.webp, .gif or .png, whichever there is: to
-add a film, put it there and run this. What it reached, and in how long, is read from the result of
-the gate that trains it. A test fails where page and table differ.
+A card is one entry. Its film is docs/images/RECIPE.webp, which `docs/images/draw_films.py` makes of
+a trained run; an entry may name the film of a recipe with the same task instead. What it reached,
+and in how long, is read from the result of the gate that trains it. A test fails where page and
+table differ, where a recipe with an environment is on no card, and where a film is missing.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from gates.pages.page_figures import (  # noqa: E402
     Figure,
     Results,
     command,
+    measured_at,
     percent,
     seeds,
     span,
@@ -32,6 +35,7 @@ from gates.pages.page_figures import (  # noqa: E402
 
 PAGE = DOCS / "about/gallery.md"
 MEASURED = "../measured.md"
+_LINK = re.compile(r'\[([^\]]*)\]\([^)"]*(?:"[^"]*")?\)|, measured beside other work')
 FRESH = "{} of %d fresh episodes"
 
 
@@ -84,6 +88,10 @@ class Entry(NamedTuple):
     demo: bool = False
     options: str = ""
     note: str = ""
+    film: str = ""
+    """The recipe whose film is shown, where it is not that of this one."""
+    variants: tuple[str, ...] = ()
+    """Recipes of the same task that have no card of their own."""
 
 
 FREE_PHYSICS = (
@@ -113,85 +121,124 @@ BETTER = "a return higher than that of random agents by at least {} (95 % interv
 SPREAD = Trained("train_spread", "", "margin of seed", BETTER, returns)
 AMP_WALK = Trained("train_imitation", "amp-walk", "episodes walked", IMITATED)
 TASKS = [
-    Entry("reach", "first-run.md", REACH, demo=True),
-    Entry("pick-place", "pick-place.md", placing("pick-place"), demo=True),
-    Entry("pick-place-anywhere", "pick-place.md", placing("pick-place-anywhere", 500)),
-    Entry("pick-place-bc", "demonstrations.md", CLONED, options="--algorithm.dataset data/pick"),
     Entry("walk-go1", "robots.md", walking("walk-go1"), demo=True),
-    Entry("walk-go1-robust", "robots.md", walking("walk-go1-robust")),
-    Entry("walk-go1-rough", "robots.md", walking("walk-go1-rough")),
+    Entry("walk-go1-robust", "robots.md", walking("walk-go1-robust"), film="walk-go1"),
+    Entry(
+        *("walk-go1-rough", "robots.md", walking("walk-go1-rough")),
+        variants=("walk-go1-student",),
+    ),
+    Entry(
+        *("pick-place", "pick-place.md", placing("pick-place")),
+        demo=True,
+        variants=("pick-place-original", "pick-place-sac", "pick-place-rlpd"),
+    ),
+    Entry("pick-place-anywhere", "pick-place.md", placing("pick-place-anywhere", 500)),
+    Entry(
+        *("pick-place-bc", "demonstrations.md", CLONED),
+        options="--algorithm.dataset data/pick",
+        film="pick-place",
+        variants=("pick-place-pictures",),
+    ),
+    Entry(
+        *("reach", "first-run.md", REACH),
+        demo=True,
+        variants=("reach-short", "reach-at-scale"),
+    ),
+    Entry("reach-memory", "segments.md", MEMORY),
+    Entry("episodic", "rewards.md", EPISODIC, film="reach", variants=("episodic-ircr",)),
     Entry("imitate-walk", "imitation.md", IMITATE_WALK, note=FREE_PHYSICS),
     Entry("imitate-backflip", "imitation.md", BACKFLIP, note=FREE_PHYSICS),
-    Entry("imitate-all", "imitation.md", CLIPS, note=FREE_PHYSICS),
+    Entry("imitate-all", "imitation.md", CLIPS, film="imitate-backflip", variants=("amp-clips",)),
     Entry("amp-walk", "rewards.md", AMP_WALK, note=FREE_PHYSICS),
-    Entry("reach-memory", "segments.md", MEMORY),
+    *(Entry(name, "robots.md", running(name)) for name in GYMNASIUM),
     Entry("spread", "segments.md", SPREAD),
     Entry("seek-pictures", "demonstrations.md", SEEK),
-    Entry("episodic", "rewards.md", EPISODIC),
-    *(Entry(name, "robots.md", running(name)) for name in GYMNASIUM),
 ]
 INTRODUCTION = f"""\
 # Gallery
 
 <!-- Made by `python docs/_site/gallery.py`: do not edit. -->
 
-This page shows the recipes that come with Etude, with the command that trains each. `etude eval
-RUN --video` films your own run ([with the extra `video`](../installing.md)), and `etude train
-RECIPE --help-all` lists its fields. Times are from the command to its end, on two shared
-cores. {OLDER} marks figures that are not proven to hold for today's code. [Every figure of the
-gates](../measured.md) is on a page of its own.
+These are the tasks that come with Etude, with the command that trains each. `etude eval RUN
+--video` films your own run ([with the extra `video`](../installing.md)). Times are from the command
+to its end, on two shared cores; {OLDER} marks figures that are not proven to hold for today's code.
 """
 
 
-def picture(entry: Entry) -> str:
-    """The picture of a task as Markdown; "" where there is none."""
-    for name in (f"{entry.recipe}.{kind}" for kind in ("webp", "gif", "png")):
-        if (DOCS / "images" / name).is_file():
-            return f"![{RECIPES.purpose(entry.recipe)}](../images/{name})\n\n"
-    return ""
+def film(entry: Entry) -> Path:
+    """The film of a card."""
+    return DOCS / "images" / f"{entry.film or entry.recipe}.webp"
 
 
-def measured(trained: Trained | None, results: Results) -> Iterator[tuple[str, str]]:
+def measured(trained: Trained | None, results: Results) -> dict[str, str]:
     """What a recipe reached, in how long, and by which command that was measured."""
     key = (trained.gate, trained.variant) if trained else ("", "")
     if trained is None or key not in results:
-        yield "reaches", NOT_YET
-        return
-    for name, text in (("reaches", trained.reached), ("takes", trained.time)):
-        shown = Figure(*key, text, timed=name == "takes").shown(results, MEASURED)
-        if shown != NOT_YET:
-            yield name, shown
+        return {"reaches": NOT_YET}
+    told = {
+        name: Figure(*key, text, timed=name == "takes").shown(results, MEASURED)
+        for name, text in (("reaches", trained.reached), ("takes", trained.time))
+    }
     result = results[key]
     verdict = f": [a bound is missed]({MEASURED})" if result["verdict"] == "FAILED" else ""
-    yield "measured by", f"`{command(result)}` on {result['date'][:10]}{verdict}"
+    told["measured by"] = f"`{command(result)}` on {result['date'][:10]}{verdict}"
+    told["commit"] = f"`{measured_at(result)}`"
+    return {name: text for name, text in told.items() if text != NOT_YET}
 
 
 def lines(entry: Entry, results: Results) -> Iterator[tuple[str, str]]:
-    """The table of a task."""
-    yield "train it", f"`{f'etude train {entry.recipe} {entry.options}'.rstrip()}`"
-    if entry.demo:
-        yield "watch it", f"`etude demo {entry.recipe}`; this policy comes with the package"
-    yield from measured(entry.trained, results)
+    """The small print of a card."""
+    yield from measured(entry.trained, results).items()
     module, _, function = RECIPES.built_in()[entry.recipe].partition(":")
     file = f"src/{module.replace('.', '/')}.py"
     yield "its recipe", f"`{function}` in [`{file}`](../../{file})"
     title = (DOCS / entry.page).read_text().partition("\n")[0].removeprefix("# ")
     yield "explained in", f"[{title}](../{entry.page})"
+    for name in entry.variants:
+        yield f"`{name}`", RECIPES.purpose(name)
 
 
-def section(entry: Entry, results: Results) -> str:
-    """A task: its purpose, picture and table."""
-    shown = picture(entry)
-    note = f"{entry.note}\n\n" if shown and entry.note else ""
-    head, *rest = (f"| {name} | {text} |" for name, text in lines(entry, results))
-    table = "\n".join([head, "|---|---|", *rest])
-    return f"## {entry.recipe}\n\n{RECIPES.purpose(entry.recipe)}\n\n{shown}{note}{table}\n"
+def card(entry: Entry, results: Results) -> str:
+    """A task: its film, its purpose, what it reached, its commands, and the small print."""
+    purpose = RECIPES.purpose(entry.recipe)
+    borrowed = f"The film is of `{entry.film}`." if entry.film else ""
+    about = purpose.partition(": `--")[0].rstrip(".") + "."
+    notes = " ".join(filter(None, [about, borrowed, entry.note]))
+    found = measured(entry.trained, results)
+    figures = ", ".join(found[name] for name in ("reaches", "takes") if name in found)
+    figures = _LINK.sub(r"\1", figures)  # those are in the small print
+    train = f"etude train {entry.recipe} {entry.options}".rstrip()
+    commands = [f"`{train}`", *([f"`etude demo {entry.recipe}`"] if entry.demo else [])]
+    table = "\n".join(f"| {name} | {text} |" for name, text in lines(entry, results))
+    return f"""\
+<div class="card" markdown>
+
+## {entry.recipe}
+
+![{purpose}](../images/{film(entry).name})
+
+{notes}
+
+{figures}
+
+{"<br>".join(commands)}
+
+<details markdown><summary>How it was measured</summary>
+
+| | |
+|---|---|
+{table}
+
+</details>
+</div>
+"""
 
 
 def page() -> str:
     """The whole page."""
     results = load()
-    return "\n".join([INTRODUCTION, *(section(entry, results) for entry in TASKS)])
+    cards = "\n".join(card(entry, results) for entry in TASKS)
+    return f'{INTRODUCTION}\n<div class="cards" markdown>\n{cards}</div>\n'
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ MkDocs calls the functions named `on_...`; mkdocs.yml names this file under `hoo
 from __future__ import annotations
 
 import re
+from html import escape, unescape
+from itertools import cycle
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -18,6 +20,9 @@ import repository
 MADE: set[str] = set()
 """Pages of this build that no file in docs/ is behind."""
 DOCS = repository.ROOT / "docs"
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+_CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 _FENCE = re.compile(r"^(```\w+) (file=(\S+)|own=(\S+)|fails)$", re.MULTILINE)
 
 
@@ -51,6 +56,25 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if uri not in MADE:
         markdown = repository.relinked(markdown, f"docs/{uri}", uri)
     return _FENCE.sub(_info, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Give each cell of a table its column's name, for narrow windows, where site.css shows a row
+    as a list."""
+    return _TABLE.sub(_labelled, html)
+
+
+def _labelled(table: re.Match[str]) -> str:
+    names = [escape(unescape(re.sub(r"<[^>]+>", "", each))) for each in _HEAD.findall(table[0])]
+    if len(names) < 2 or "<img" in table[0].partition("<tbody>")[0]:
+        return table[0]
+    columns = cycle(names)
+
+    def labelled(cell: re.Match[str]) -> str:
+        inside = f"<div>{cell[2]}</div>" if cell[2].strip() else ""
+        return f'<td data-label="{next(columns)}"{cell[1]}>{inside}</td>'
+
+    return _CELL.sub(labelled, table[0].replace("<table", f'<table data-columns="{len(names)}"', 1))
 
 
 def _title(text: str) -> str:

@@ -66,6 +66,11 @@ def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["list"]) == 0
     text = capsys.readouterr().out
     assert all(name in text and recipes.purpose(name) in text for name in recipes.names())
+    groups = {part.splitlines()[0]: part.split() for part in text.split("\n\n")}
+    assert list(groups)[:4] == ["Reaching a point", "Pick and place", "Walking", "Imitating motion"]
+    assert "walk-go1-rough" in groups["Walking"]
+    assert {"episodic", "reach-short"} <= set(groups["Reaching a point"])
+    assert "bc" in groups["Learning from a dataset"]
     assert call(["list", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == set(recipes.names())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import sys
 import time
@@ -82,6 +83,7 @@ def test_help_needs_no_recipe(verb: str, capsys: pytest.CaptureFixture[str]) -> 
     text = page(capsys, verb, "--help")
     assert all(f"--{name}" in text for name in OFTEN)
     assert "pick-place-original" in text
+    assert re.search(r"--env.kind +a MuJoCo task of your own: FILE.py:Class", text)
     assert max(map(len, text.splitlines())) <= 110
     assert len(page(capsys, verb, "--help-all").splitlines()) > 150
 
@@ -97,6 +99,33 @@ def test_help_has_two_pages(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"  {name}" in whole
     assert 2 * first.count("\n  --") < whole.count("\n  --") + 10
     assert "--policy.hidden INT ..." in whole
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field"),
+    [(name, "dataset") for name in ("bc", "offline", "iql", "reward-only", "pick-place-bc", "rlpd")]
+    + [("walk-go1-student", "teacher")],
+)
+@pytest.mark.parametrize("word", ["--help", "--help-all"])
+def test_help_begins_with_what_must_be_given(
+    recipe: str, field: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = page(capsys, "train", recipe, word)
+    begun = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert begun[:2] == [f"--algorithm.{field}", "--algorithm.kind"]
+    assert len(begun) == len(set(begun))
+    assert "Must be given." in text.partition("--algorithm.kind")[0]
+    # The other fields of the algorithm follow, and the command's own after them.
+    own = [name.startswith("--algorithm.") for name in begun]
+    assert own == sorted(own, reverse=True)
+    assert "\n\n\n" not in text
+
+
+def test_help_of_other_recipes_begins_with_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe in ("reach", "sac"):
+        text = page(capsys, "train", recipe, "--help")
+        assert text.index("--folder") < text.index("--algorithm.learning-rate")
+        assert "--algorithm.dataset" not in text
 
 
 def test_a_switch_that_turns_something_off_says_so(capsys: pytest.CaptureFixture[str]) -> None:

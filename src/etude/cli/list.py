@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from etude.cli.verbs import HELP, check_words
-from etude.core.catalogue import KINDS, RECIPES, Catalogue
+from etude.core.catalogue import KINDS, RECIPES, Catalogue, load_attribute
 
 USAGE = """\
 usage: etude list [--kinds] [--names] [--json]
@@ -35,7 +35,22 @@ def run(arguments: list[str]) -> None:
     elif "--json" in arguments:
         print(json.dumps({name: RECIPES.purpose(name) for name in RECIPES.names()}, indent=2))
     else:
-        print(_table(RECIPES))
+        table = dict(zip(RECIPES.names(), _table(RECIPES).splitlines(), strict=True))
+        groups = [
+            "\n".join([title, *(table[name] for name in names)])
+            for title, names in groups_of_recipes().items()
+        ]
+        print("\n\n".join(groups))
+
+
+def groups_of_recipes() -> dict[str, list[str]]:
+    """{title: recipes}: those of a module of this package are a group, and those of others."""
+    titles, known = load_attribute("etude.tasks:GROUPS"), RECIPES.built_in()
+    groups: dict[str, list[str]] = {}
+    for name in RECIPES.names():
+        module = known.get(name, "").partition(":")[0]
+        groups.setdefault(titles[module] if module else "Other packages", []).append(name)
+    return groups
 
 
 def _table(catalogue: Catalogue) -> str:

@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, Union
 
@@ -66,7 +66,8 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
     options = dict(_options(command, default))
     positionals = [n for n, f in command.model_fields.items() if _POSITIONAL in f.metadata]
     if HELP.intersection(arguments):
-        print(_help(verb, command, options, positionals, HELP_ALL in arguments), end="")
+        first = _first(default, options)
+        print(_help(verb, command, options, positionals, HELP_ALL in arguments, first), end="")
         raise SystemExit(0)
     content: dict[str, Any] = {} if default is None else default.model_dump()
     unused: list[tuple[str, str]] = []  # (text, the flag before it or "")
@@ -307,11 +308,30 @@ def _is_section(annotation: Any) -> bool:
     return any(isinstance(each[0], type) and issubclass(each[0], Config) for each in inner)
 
 
+def _first(default: Config | None, options: dict[str, Option]) -> dict[str, Option]:
+    """Options that a page of help begins with: where a recipe needs a dataset or a teacher, that
+    option and the others of its algorithm."""
+    recipe = getattr(default, "recipe", None)
+    field = recipe.algorithm.learns_from(recipe) if recipe is not None else ""
+    if not field:
+        return {}
+    option = options[name := f"algorithm.{field}".replace("_", "-")]
+    lead = option if option.default else replace(option, default=PydanticUndefined)
+    rest = {n: o for n, o in options.items() if n.startswith("algorithm.") and n != name}
+    return {name: lead, **rest}
+
+
 def _help(
-    verb: str, command: type[Config], options: dict[str, Option], places: list[str], every: bool
+    verb: str,
+    command: type[Config],
+    options: dict[str, Option],
+    places: list[str],
+    every: bool,
+    first: dict[str, Option],
 ) -> str:
-    """The page of --help, or with `every` of --help-all."""
-    shown = {n: o for n, o in options.items() if every or o.in_short_help}
+    """The page of --help, or with `every` of --help-all; `first`: options that lead it."""
+    rest = {n: o for n, o in options.items() if n not in first and (every or o.in_short_help)}
+    shown = first | rest
     width, indent = min(terminal_width(), 120), " " * 8
     wrapped = partial(
         textwrap.wrap,
@@ -328,12 +348,12 @@ def _help(
     lines = [usage, "", *textwrap.wrap(about, width, break_on_hyphens=False), ""]
     for place, written in zip(places, positionals, strict=True):
         lines += [f"  {written}", *wrapped(command.model_fields[place].description or "")]
-    sections: dict[str, list[str]] = {"": []}
+    sections: dict[str, list[str]] = {} if first else {"": []}
     # Options of the command itself before those of the recipe.
-    for name, option in sorted(shown.items(), key=lambda item: item[1].path[0] == "recipe"):
+    for name in sorted(shown, key=lambda n: (n not in first, shown[n].path[0] == "recipe")):
         section = name.rpartition(".")[0]
-        written, description = option.help(name)
-        sections.setdefault(section, ["", section])
+        written, description = shown[name].help(name)
+        sections.setdefault(section, [*[""] * bool(sections), *[section] * bool(section)])
         sections[section] += [f"  {written}", *wrapped(description)]
     lines += [line for section in sections.values() for line in section]
     return "\n".join(lines) + "\n"

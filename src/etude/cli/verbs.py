@@ -16,7 +16,8 @@ HELP_ALL = "--help-all"
 HELP = {"-h", "--help", HELP_ALL}
 OFTEN = {
     "env.id": "a Gymnasium environment, for example HalfCheetah-v5 (recipes ppo, sac)",
-    "env.task": "a task of your own: module:Class or file.py:Class",
+    "env.kind": "a MuJoCo task of your own: FILE.py:Class; or one of `etude list --kinds`",
+    "env.task": "a task of your own in numpy: FILE.py:Class or module:Class",
     "seed": "seed of all random numbers of the run",
     "start-from": "a run, checkpoint or policy to start from; --from is short for it",
     "clock.total-timesteps": "environment steps of the run, for example 1e6",

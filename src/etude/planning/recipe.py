@@ -150,6 +150,13 @@ class AlgorithmConfig(Config):
         """{field: value} of scheduled fields at a progress from 0 (start) to 1 (end)."""
         return {}
 
+    def learns_from(self, recipe: Recipe) -> str:
+        """The field that a person must give, with what it learns from; "" for none.
+
+        --help shows it first, and the other fields of the algorithm after it.
+        """
+        return ""
+
     def completed(self, recipe: Recipe) -> Recipe:
         """The recipe with fields filled in from the dataset."""
         return recipe

@@ -71,6 +71,9 @@ class DAggerConfig(DecayingRate, OnPolicyConfig):
     max_grad_norm: float = Field(1.0, gt=0, description="Norm that gradients are clipped to.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
 
+    def learns_from(self, recipe: Recipe) -> str:
+        return "teacher"
+
     def geometry(self, recipe: Recipe) -> SegmentGeometry:
         if not self.teacher:
             raise UsageError(

@@ -30,6 +30,7 @@ from etude.core.metrics import Column, Metric, Metrics
 from etude.core.trees import Tree
 from etude.data.returns import td_targets
 from etude.models.actors import DeterministicPolicy
+from etude.planning.recipe import Recipe
 from etude.rl.base import NetworkOptimizer
 from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
 from etude.rl.sampling import Batch
@@ -64,6 +65,9 @@ class IQLConfig(OffPolicyConfig):
     )
     max_weight: float = Field(100.0, gt=0, description="Largest weight of an action.")
     exploration: float = Field(0.1, ge=0, description="Std of the exploration noise.")
+
+    def learns_from(self, recipe: Recipe) -> str:
+        return "dataset"
 
     @property
     def imitates(self) -> bool:

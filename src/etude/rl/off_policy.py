@@ -465,6 +465,9 @@ class OffPolicyConfig(DatasetConfig):
     ) -> OffPolicy:
         """Construct the algorithm; for a plan on the meta device."""
 
+    def learns_from(self, recipe: Recipe) -> str:
+        return "dataset" if recipe.env is None else ""
+
     @property
     def offline(self) -> bool:
         """Whether a dataset replaces the replay."""

@@ -68,6 +68,9 @@ class DatasetConfig(AlgorithmConfig):
         "does not change results.",
     )
 
+    def learns_from(self, recipe: Recipe) -> str:
+        return "dataset"
+
     def completed(self, recipe: Recipe) -> Recipe:
         """Fill in the vector of the environment's sentence, and the observations that the policy
         reads if none are given: the dataset's task, images and all proprioceptive vectors."""

@@ -66,6 +66,9 @@ class RLPDConfig(SACConfig):
         5, ge=1, description="Gradient steps of the critics per step of the actor."
     )
 
+    def learns_from(self, recipe: Recipe) -> str:
+        return "dataset"
+
     @property
     def offline(self) -> bool:
         return False

@@ -6,6 +6,15 @@ ENVS = {
     "imitation": "etude.tasks.imitation.task:ImitationConfig",
     "walk-go1": "etude.tasks.velocity:WalkConfig",
 }
+GROUPS = {
+    "etude.tasks.reach": "Reaching a point",
+    "etude.tasks.pick_place.recipes": "Pick and place",
+    "etude.tasks.velocity": "Walking",
+    "etude.tasks.imitation.recipes": "Imitating motion",
+    "etude.tasks.gym_recipes": "Gymnasium, PettingZoo and tasks in numpy",
+    "etude.tasks.dataset_recipes": "Learning from a dataset",
+}
+"""{module of recipes: its title in `etude list`}."""
 RECIPES = {
     "reach": "etude.tasks.reach:reach",
     "reach-short": "etude.tasks.reach:reach_short",

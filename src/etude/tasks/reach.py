@@ -458,8 +458,7 @@ def reach_memory() -> Recipe:
 
 
 def reach_at_scale() -> Recipe:
-    """Reach with half a million steps per buffer, 10^10 in all: LSTM, priorities, collection
-    ahead."""
+    """Reach with half a million steps per buffer, 10^10 in all: LSTM, priorities, lag 1."""
     return Recipe(
         name="reach-at-scale",
         env=ReachConfig(),
