@@ -46,11 +46,14 @@ class Progress(NamedTuple):
     """From 0 at the start to 1 at the end of the run."""
     facts: list[str]
     """The most important one first."""
+    has_ended: bool = False
 
     def text(self, width: int) -> Text:
-        """One line for a terminal; facts that do not fit are left out."""
+        """One line for a terminal, without facts that do not fit; after the end, all of them."""
         done, rest = bar(self.share, BAR if width >= NARROW else BAR // 2)
-        line = Text.assemble((self.name, "bold"), " ", (done, "cyan"), (rest, "dim"), no_wrap=True)
+        line = Text.assemble((self.name, "bold"), " ", (done, "cyan"), (rest, "dim"))
+        if self.has_ended:
+            return line.append(f" {', '.join(self.facts)}")
         for number, fact in enumerate(self.facts):
             if line.cell_len + len(fact) + 2 > width:
                 break
@@ -234,7 +237,8 @@ class ProgressLine(Callback):
         state = "finished" if clock.finished else f"stopped at {clock.progress:.0%}"
         lasting = f"{done:,} {self._unit(clock)} in {output.duration(seconds)}"
         share = 1.0 if clock.finished else clock.progress
-        return Progress(self._name, share, [state, *values, lasting, took, self._folder])
+        facts = [state, *values, lasting, took, self._folder]
+        return Progress(self._name, share, facts, has_ended=True)
 
     def _pace(self, clock: Clock) -> list[str]:
         """Time left and speed, by the newest moments."""
