@@ -11,7 +11,7 @@ import torch
 
 import etude
 import short_recipes
-from etude.api import train
+from etude.api import resume, train
 from etude.building.build import build, loss_batches
 from etude.cli.options import parse
 from etude.cli.plan import PlanCommand
@@ -27,7 +27,7 @@ from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
 from etude.rl.rewards.amp import AMP
 from etude.runs.folder import RunFolder
-from toys import changed, tiny_reach, toy_dataset
+from toys import changed, tiny_bc, tiny_offline, tiny_reach, tiny_reward_only, toy_dataset
 
 WALK: dict[str, dict[str, Any]] = {
     "policy": {"hidden": (16,)},
@@ -583,3 +583,35 @@ def test_only_sizes_that_do_not_divide_follow() -> None:
 
 def _default(*options: str) -> PlanCommand:
     return PlanCommand(recipe=find_target(["reach", *options])[0])
+
+
+@pytest.mark.parametrize("make", [tiny_offline, tiny_bc, tiny_reward_only])
+def test_offline_runs_count_updates(make: Any, tmp_path: Path) -> None:
+    kind = ("act",) if make is tiny_bc else ()
+    recipe = make(tmp_path, *kind, epochs=2, iterations=2, every="1 epoch")
+    batches = resolve(recipe).loops.batches_per_iteration
+    counted = recipe.replace("clock.total_timesteps", 3 * batches + 1)
+    planned = etude.plan(counted)
+    assert (planned.counts["iterations"], planned.counts["updates"]) == (3, 3 * batches)
+    notes = " ".join(planned.notes)
+    assert "clock.total_timesteps counts gradient updates" in notes
+    assert f"{3 * batches + 1} updates are rounded down to 3 whole iterations" in notes
+    with pytest.raises(UsageError, match=f"less than one iteration of {batches} gradient updates"):
+        etude.plan(recipe.replace("clock.total_timesteps", batches - 1))
+
+
+def test_an_offline_run_gets_a_larger_budget_of_updates(tmp_path: Path) -> None:
+    recipe = tiny_bc(tmp_path, "act", epochs=1, iterations=1, every="1 epoch")
+    batches = resolve(recipe).loops.batches_per_iteration
+    options = ["bc", f"--clock.total-timesteps={batches}"]
+    assert find_target(options)[0].clock.epochs is None
+    for name, budget in (("long", 2), ("short", 1)):
+        train(recipe.replace("clock.total_timesteps", budget * batches), tmp_path / name)
+    said: list[str] = []
+    with pytest.raises(UsageError, match=rf"for {batches} updates: .* {2 * batches} or more"):
+        resume(tmp_path / "short", batches)
+    resumed = resume(tmp_path / "short", 2 * batches, say=said.append)
+    assert any(
+        f"from {batches} to {2 * batches} updates at step {batches}" in text for text in said
+    )
+    assert resumed.summary()["counts"]["updates"] == 2 * batches

@@ -274,7 +274,7 @@ Say = Callable[[str], None]
 SUMMARY = "summary.json"
 MODEL = "the simulated model"
 _MEASUREMENT = 60.0
-"""Seconds after which no further iteration is timed, once there are two."""
+"""Seconds that a measurement may take."""
 
 
 def silent(text: str) -> None:

@@ -57,7 +57,10 @@ class ResumeCommand(Trusting):
         description="Go back to the checkpoint of this step; those after it are set aside.",
     )
     total_timesteps: int | None = Field(
-        None, ge=1, description="A larger budget of environment steps than the run has."
+        None,
+        ge=1,
+        description="A larger budget of environment steps than the run has; for learning from a "
+        "dataset, of gradient updates.",
     )
     pause_after: int | None = Field(
         None,

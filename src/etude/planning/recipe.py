@@ -367,6 +367,9 @@ class Recipe(Config):
 
     def _changed(self, changes: dict[str, Any]) -> Self:
         """Change kinds first, as on the command line, since fields depend on them."""
+        # A budget takes the place of a number of epochs.
+        if changes.get("clock.total_timesteps") is not None:
+            changes = {"clock.epochs": None, **changes}
         kinds = {s: changes[f"{s}.kind"] for s in REGISTRIES if f"{s}.kind" in changes}
         chosen = {f"{section}.kind" for section in kinds}
         rest = {name: value for name, value in changes.items() if name not in chosen}
