@@ -206,7 +206,10 @@ def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path
         ({"policy__hidden": (8, 9)}, "another network than this recipe: hidden layers (64, 64) of"),
         ({"policy__activation": "relu"}, 'activation "tanh" of the run against "relu" of the rec'),
         ({"policy__hidden": (8,), "policy__activation": "relu"}, "of the recipe, and 1 more. Give"),
-        ({"env__shown_steps": 10}, "another observation than this recipe: state.shape"),
+        (
+            {"policy__units": 64},
+            "another network than this recipe: units 128 of the run against 64",
+        ),
     ],
 )
 def test_a_policy_of_other_layers_is_refused_by_the_difference(

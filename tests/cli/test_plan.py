@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import etude
 import short_recipes
 from etude.api import resume, train
-from etude.building.build import build, loss_batches
+from etude.building.build import build, loss_batches, measured
 from etude.cli.options import parse
 from etude.cli.plan import PlanCommand
 from etude.cli.target import find_target
@@ -22,7 +23,7 @@ from etude.core.trees import num_bytes
 from etude.envs.mujoco import rendering
 from etude.evaluate.record import RecordOptions, record
 from etude.planning import recipes
-from etude.planning.plan import Plan, compare_plans, render
+from etude.planning.plan import Plan, compare_plans, make_plan, render
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
 from etude.rl.rewards.amp import AMP
@@ -440,6 +441,36 @@ def test_measured_seconds_add_up() -> None:
     assert seconds["total"] == pytest.approx(sum(v for k, v in seconds.items() if k != "total"))
     assert min(seconds.values()) > 0
     assert {"collect", "train", "test", "save"} < seconds.keys()
+    assert "s: 4 iterations." in etude.plan(tiny_reach(), measure=True).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "note", "parts"),
+    [
+        (2.0, 4096, "2 steps of one group; an iteration does not fit", {"collect", "test"}),
+        (1.5, 8, "of 400 episodes", {"collect", "train", "test"}),
+    ],
+)
+def test_a_measurement_ends_in_time_and_says_what_was_timed(
+    seconds: float, steps: int, note: str, parts: set[str]
+) -> None:
+    recipe = recipes.find("ppo").replace(
+        env__task="toy_envs:SlowEnv",
+        collector__num_envs=4,
+        algorithm__rollout_steps=steps,
+        algorithm__minibatch_size=16,
+        clock__total_timesteps=8 * 4 * steps,
+        evaluation__episodes=400,
+        evaluation__num_envs=4,
+        evaluation__envs_per_group=4,
+    )
+    run = resolve(recipe)
+    begin = time.perf_counter()
+    planned = measured(run, make_plan(run), limit=seconds)
+    assert time.perf_counter() - begin < 2 * seconds + 1
+    assert note in planned.notes[-1]
+    assert parts < planned.seconds.keys()
+    assert planned.seconds["collect"] > 8 * steps * 0.02 * 0.9
 
 
 def test_variants_side_by_side() -> None:
