@@ -13,7 +13,8 @@ import torch
 import etude
 import short_recipes
 from etude.api import resume, train
-from etude.building.build import build, loss_batches, measured
+from etude.building.build import build, loss_batches
+from etude.building.measuring import measured
 from etude.cli.options import parse
 from etude.cli.plan import PlanCommand
 from etude.cli.target import find_target

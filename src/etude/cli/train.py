@@ -146,7 +146,8 @@ def finish(run: api.Run) -> None:
     found = run.summary()
     best = None
     if found["best"] is not None:
-        best = Best(*found["best"], found.get("best_step") or policy_step(run.path))
+        success, reward = found["best"]
+        best = Best(success, reward, found.get("best_step") or policy_step(run.path))
     history = run.history()
     last = history.last
     if last:

@@ -118,7 +118,7 @@ class LogsConfig(Config):
     def kinds(self) -> list[LogConfig]:
         """Configs of all logs except metrics.jsonl."""
         wandb = {"kind": "wandb", "project": self.wandb_project, "mode": self.wandb_mode}
-        asked = [{"kind": "tensorboard"}] if self.tensorboard else []
+        asked: list[dict[str, Any]] = [{"kind": "tensorboard"}] if self.tensorboard else []
         # W&B's own switch, which a recipe may overrule.
         disabled = self.wandb_mode is None and os.environ.get("WANDB_MODE") == "disabled"
         asked += [wandb] if self.wandb and not disabled else []
