@@ -432,8 +432,9 @@ def extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Sa
     asked = load(folder.recipe)  # without this resume's placement of rollouts
     before = with_changes(asked, folder)
     longer = before.replace(clock=run.recipe.clock)
-    shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
-    was, now = (schedules(done / n.iterations) for n in (shorter, loops))
+    shorter = before.algorithm.loops(before, run.geometry)
+    was = before.algorithm.schedules(done / shorter.iterations)
+    now = run.recipe.algorithm.schedules(done / loops.iterations)
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
     note = (
         f"The budget grows from {shorter.budget[0]:,} to {loops.budget[0]:,} {loops.budget[2]} at "
