@@ -17,7 +17,6 @@ from etude.building.build import (
     execute,
     joined,
     manifest_of,
-    measured,
     on_first,
     open_folder,
     outputs_of,
@@ -64,6 +63,8 @@ def plan(recipe: Recipe, measure: bool = False) -> Plan:
     planned = make_plan(run)
     if not measure:
         return planned
+    from etude.building.measuring import measured
+
     return measured(run, planned)
 
 

@@ -198,3 +198,31 @@ def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path
     checkpoint.save(run.path / "checkpoints", int(path.name), (policy, contract), training)
     with pytest.raises(UsageError, match=r"another version of Etude, .*state of 'board' does not"):
         resume(run.path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"policy__hidden": (8, 9)}, "another network than this recipe: hidden layers (64, 64) of"),
+        ({"policy__activation": "relu"}, 'activation "tanh" of the run against "relu" of the rec'),
+        ({"policy__hidden": (8,), "policy__activation": "relu"}, "of the recipe, and 1 more. Give"),
+        (
+            {"policy__units": 64},
+            "another network than this recipe: units 128 of the run against 64",
+        ),
+    ],
+)
+def test_a_policy_of_other_layers_is_refused_by_the_difference(
+    fields: dict[str, Any], words: str, starting_point: Path
+) -> None:
+    recipe = from_run(tiny_reach(2), starting_point).replace(**fields)
+    with pytest.raises(UsageError) as refused:
+        etude.plan(recipe)
+    assert words in str(refused.value)
+    if fields == {"policy__hidden": (8, 9)}:
+        assert "(64, 64) of the run against (8, 9) of the recipe." in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def starting_point(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tiny_reach(1), tmp_path_factory.mktemp("start") / "run").path

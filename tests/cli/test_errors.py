@@ -205,8 +205,8 @@ def test_foreign_policies(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert f"{path} is not a policy of Etude's: give a run's folder" in text
     assert "There is no checkpoint at" in say([*arguments, tmp_path / "none"], capsys)
     text = say([*arguments, run], capsys)
-    assert "was made for other observations than this recipe has" in text
-    assert "start without it." in text
+    assert "has another observation than this recipe: " in text
+    assert "start without --from." in text
     assert not (tmp_path / "new").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 
 import etude
 import short_recipes
-from etude.api import train
+from etude.api import resume, train
 from etude.building.build import build, loss_batches
+from etude.building.measuring import measured
 from etude.cli.options import parse
 from etude.cli.plan import PlanCommand
 from etude.cli.target import find_target
@@ -22,12 +24,12 @@ from etude.core.trees import num_bytes
 from etude.envs.mujoco import rendering
 from etude.evaluate.record import RecordOptions, record
 from etude.planning import recipes
-from etude.planning.plan import Plan, compare_plans, render
+from etude.planning.plan import Plan, compare_plans, make_plan, render
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
 from etude.rl.rewards.amp import AMP
 from etude.runs.folder import RunFolder
-from toys import changed, tiny_reach, toy_dataset
+from toys import changed, tiny_bc, tiny_offline, tiny_reach, tiny_reward_only, toy_dataset
 
 WALK: dict[str, dict[str, Any]] = {
     "policy": {"hidden": (16,)},
@@ -440,6 +442,36 @@ def test_measured_seconds_add_up() -> None:
     assert seconds["total"] == pytest.approx(sum(v for k, v in seconds.items() if k != "total"))
     assert min(seconds.values()) > 0
     assert {"collect", "train", "test", "save"} < seconds.keys()
+    assert "s: 4 iterations." in etude.plan(tiny_reach(), measure=True).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "note", "parts"),
+    [
+        (2.0, 4096, "2 steps of one group; an iteration does not fit", {"collect", "test"}),
+        (1.5, 8, "of 400 episodes", {"collect", "train", "test"}),
+    ],
+)
+def test_a_measurement_ends_in_time_and_says_what_was_timed(
+    seconds: float, steps: int, note: str, parts: set[str]
+) -> None:
+    recipe = recipes.find("ppo").replace(
+        env__task="toy_envs:SlowEnv",
+        collector__num_envs=4,
+        algorithm__rollout_steps=steps,
+        algorithm__minibatch_size=16,
+        clock__total_timesteps=8 * 4 * steps,
+        evaluation__episodes=400,
+        evaluation__num_envs=4,
+        evaluation__envs_per_group=4,
+    )
+    run = resolve(recipe)
+    begin = time.perf_counter()
+    planned = measured(run, make_plan(run), limit=seconds)
+    assert time.perf_counter() - begin < 2 * seconds + 1
+    assert note in planned.notes[-1]
+    assert parts < planned.seconds.keys()
+    assert planned.seconds["collect"] > 8 * steps * 0.02 * 0.9
 
 
 def test_variants_side_by_side() -> None:
@@ -583,3 +615,35 @@ def test_only_sizes_that_do_not_divide_follow() -> None:
 
 def _default(*options: str) -> PlanCommand:
     return PlanCommand(recipe=find_target(["reach", *options])[0])
+
+
+@pytest.mark.parametrize("make", [tiny_offline, tiny_bc, tiny_reward_only])
+def test_offline_runs_count_updates(make: Any, tmp_path: Path) -> None:
+    kind = ("act",) if make is tiny_bc else ()
+    recipe = make(tmp_path, *kind, epochs=2, iterations=2, every="1 epoch")
+    batches = resolve(recipe).loops.batches_per_iteration
+    counted = recipe.replace("clock.total_timesteps", 3 * batches + 1)
+    planned = etude.plan(counted)
+    assert (planned.counts["iterations"], planned.counts["updates"]) == (3, 3 * batches)
+    notes = " ".join(planned.notes)
+    assert "clock.total_timesteps counts gradient updates" in notes
+    assert f"{3 * batches + 1} updates are rounded down to 3 whole iterations" in notes
+    with pytest.raises(UsageError, match=f"less than one iteration of {batches} gradient updates"):
+        etude.plan(recipe.replace("clock.total_timesteps", batches - 1))
+
+
+def test_an_offline_run_gets_a_larger_budget_of_updates(tmp_path: Path) -> None:
+    recipe = tiny_bc(tmp_path, "act", epochs=1, iterations=1, every="1 epoch")
+    batches = resolve(recipe).loops.batches_per_iteration
+    options = ["bc", f"--clock.total-timesteps={batches}"]
+    assert find_target(options)[0].clock.epochs is None
+    for name, budget in (("long", 2), ("short", 1)):
+        train(recipe.replace("clock.total_timesteps", budget * batches), tmp_path / name)
+    said: list[str] = []
+    with pytest.raises(UsageError, match=rf"for {batches} updates: .* {2 * batches} or more"):
+        resume(tmp_path / "short", batches)
+    resumed = resume(tmp_path / "short", 2 * batches, say=said.append)
+    assert any(
+        f"from {batches} to {2 * batches} updates at step {batches}" in text for text in said
+    )
+    assert resumed.summary()["counts"]["updates"] == 2 * batches

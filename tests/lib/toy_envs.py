@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -86,6 +87,14 @@ class ToyEnv:
         self.state = {name: np.array(array) for name, array in snapshot.items()}
 
     def close(self) -> None: ...
+
+
+class SlowEnv(ToyEnv):
+    """Steps of 20 ms."""
+
+    def step(self, actions: Array) -> StepResult:
+        time.sleep(0.02)
+        return super().step(actions)
 
 
 class VanishingEnv(ToyEnv):

@@ -6,16 +6,13 @@ Execution compares the ranks, opens the run's folder and logs, runs the loop and
 from __future__ import annotations
 
 import json
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 
 from etude.core import user_code
@@ -271,8 +268,6 @@ def refuse_to_repeat(folder: RunFolder, clock: Clock) -> None:
 Say = Callable[[str], None]
 SUMMARY = "summary.json"
 MODEL = "the simulated model"
-_MEASUREMENT = 60.0
-"""Seconds after which no further iteration is timed, once there are two."""
 
 
 def silent(text: str) -> None:
@@ -422,50 +417,3 @@ def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
         code=user_code.compute_hashes(code_roots(recipe)),
         notes=spec.notes,
     )
-
-
-@waiting("timing a few iterations")
-def measured(run: Resolved, plan: Plan, rounds: int = 3) -> Plan:
-    """The plan with the expected seconds of the run, from iterations in a temporary folder.
-
-    Evaluation is timed on an untrained policy, which may take longer than a trained one.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder.create(Path(scratch) / "run", recipes.dump(run.recipe), "", {}, {})
-        parts = build(run, folder)
-        loop = parts.loop
-        timings: dict[str, list[float]] = {"collect": [], "train": []}
-        begin = time.perf_counter()
-        loop.clock.skip_idle()
-        first = loop.clock.now.iterations
-        for i in range(rounds + 1):
-            start = time.perf_counter()
-            if i > 1 and start - begin > _MEASUREMENT:
-                break
-            fragments = loop.collector.collect(loop.algorithm.broadcast(loop.clock), first + i)
-            middle = time.perf_counter()
-            loop.algorithm.ingest(fragments, loop.clock)
-            for _ in loop.algorithm.batches(loop.clock, loop.key.child("measure", i)):
-                pass
-            loop.algorithm.end_iteration()
-            loop.clock.advance(0, 0)
-            timings["collect"].append(middle - start)
-            timings["train"].append(time.perf_counter() - middle)
-        start = time.perf_counter()
-        loop.evaluator.evaluate(loop.algorithm.broadcast(loop.clock))
-        test = time.perf_counter() - start
-        start = time.perf_counter()
-        loop.saver.save_if_due(loop.clock, urgent=True)
-        save = time.perf_counter() - start
-        parts.close()
-        folder.close()
-    # The first round also fills caches and is left out.
-    loops = run.loops
-    learning = max(loops.iterations - loops.idle_iterations, 0)
-    counts = {"collect": loops.iterations, "train": learning}
-    seconds = {k: float(np.median(v[1:])) * counts[k] for k, v in timings.items()}
-    seconds |= {
-        "test": test * plan.counts["evaluations"],
-        "save": save * plan.counts["checkpoints"],
-    }
-    return replace(plan, seconds={**seconds, "total": sum(seconds.values())})

@@ -407,10 +407,11 @@ def rewrite_texts(folder: RunFolder, plan: Plan, say: Say) -> None:
 def longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
     """The run with a larger budget."""
     recipe, now = run.recipe, run.loops
-    least = now.total.timesteps + now.steps_per_iteration
+    total, size, unit = now.budget
+    least = total + size
     if total_timesteps < least:
         raise UsageError(
-            f"{folder.path} is already planned for {now.total.timesteps:,} steps: "
+            f"{folder.path} is already planned for {total:,} {unit}: "
             f"--total-timesteps must be {least:,} or more, which is one more iteration."
         )
     recipe = recipe.replace(clock__total_timesteps=total_timesteps, clock__epochs=None)
@@ -424,18 +425,19 @@ def extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Sa
     run that was planned with the larger budget.
     """
     loops = run.loops
-    at, done = clock.now.timesteps, clock.now.iterations
+    at, done = step_of(clock), clock.now.iterations
     clock.continue_to(loops)
     if not ranks.is_first:
         return
     asked = load(folder.recipe)  # without this resume's placement of rollouts
     before = with_changes(asked, folder)
     longer = before.replace(clock=run.recipe.clock)
-    shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
-    was, now = (schedules(done / n.iterations) for n in (shorter, loops))
+    shorter = before.algorithm.loops(before, run.geometry)
+    was = before.algorithm.schedules(done / shorter.iterations)
+    now = run.recipe.algorithm.schedules(done / loops.iterations)
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
     note = (
-        f"The budget grows from {shorter.total.timesteps:,} to {loops.total.timesteps:,} steps at "
+        f"The budget grows from {shorter.budget[0]:,} to {loops.budget[0]:,} {loops.budget[2]} at "
         f"step {at:,}; schedules follow the new length"
         f"{': ' + ', '.join(jumps) if jumps else ', and none of them jumps'}."
     )

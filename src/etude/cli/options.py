@@ -262,7 +262,7 @@ def as_integer(text: str) -> str:
     """1e6 and 1_000_000 as the integers that pydantic reads; other texts as they are."""
     digits = text.replace("_", "") if re.fullmatch(r"[+-]?\d[\d_]*([.eE].*)?", text) else text
     with suppress(ValueError, OverflowError):
-        if re.search(r"[.eE]", digits) and float(digits).isas_integer():
+        if re.search(r"[.eE]", digits) and float(digits).is_integer():
             return str(int(float(digits)))
     return digits
 

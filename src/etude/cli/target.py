@@ -42,16 +42,18 @@ def find_target(arguments: list[str]) -> tuple[Recipe, list[str]]:
 
 
 _SIZES = (
-    *("collector.num_envs", "collector.envs_per_group", "learner.shards"),
+    *("clock.total_timesteps", "clock.epochs", "collector.num_envs"),
+    *("collector.envs_per_group", "learner.shards"),
     *("algorithm.minibatch_size", "algorithm.rollout_steps", "algorithm.horizon"),
 )
 
 
 def fitted(recipe: Recipe, arguments: list[str]) -> Recipe:
-    """The recipe with sizes that fit `--collector.num-envs`, as defaults of the other options."""
+    """The recipe with sizes that fit `--collector.num-envs`, and without epochs for
+    `--clock.total-timesteps`, as defaults of the other options."""
     texts = {name: _value_of(f"--{name.replace('_', '-')}", arguments) for name in _SIZES}
     given = {name: as_integer(text) for name, text in texts.items() if text}
-    if "collector.num_envs" not in given:
+    if given.keys().isdisjoint({"collector.num_envs", "clock.total_timesteps"}):
         return recipe
     with suppress(UsageError):  # wrong values are refused where options are parsed
         return recipe.replace(**{name.replace(".", "__"): text for name, text in given.items()})

@@ -57,7 +57,10 @@ class ResumeCommand(Trusting):
         description="Go back to the checkpoint of this step; those after it are set aside.",
     )
     total_timesteps: int | None = Field(
-        None, ge=1, description="A larger budget of environment steps than the run has."
+        None,
+        ge=1,
+        description="A larger budget of environment steps than the run has; for learning from a "
+        "dataset, of gradient updates.",
     )
     pause_after: int | None = Field(
         None,
@@ -143,7 +146,8 @@ def finish(run: api.Run) -> None:
     found = run.summary()
     best = None
     if found["best"] is not None:
-        best = Best(*found["best"], found.get("best_step") or policy_step(run.path))
+        success, reward = found["best"]
+        best = Best(success, reward, found.get("best_step") or policy_step(run.path))
     history = run.history()
     last = history.last
     if last:

@@ -379,7 +379,7 @@ class Improvement(NamedTuple):
     low: float
     high: float
     p_value: float
-    """Of the exact two-sided permutation test that both groups have the same scores."""
+    """The p-value of the exact two-sided permutation test that both have the same scores."""
     smallest_p_value: float
     """The smallest one that groups of these sizes can give."""
 

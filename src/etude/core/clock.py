@@ -68,7 +68,10 @@ class ClockConfig(Config):
     }
 
     total_timesteps: int | None = Field(
-        None, ge=1, description="Environment steps of the run, rounded down to whole iterations."
+        None,
+        ge=1,
+        description="Environment steps of the run, rounded down to whole iterations; for learning "
+        "from a dataset, gradient updates.",
     )
     epochs: int | None = Field(
         None,
@@ -109,16 +112,13 @@ class Loops:
         idle_iterations: int = 0,
     ) -> Loops:
         if config.total_timesteps is not None:
-            if steps_per_iteration == 0:
-                raise UsageError(
-                    "This run collects no environment steps: give clock.epochs instead of "
-                    "clock.total_timesteps."
-                )
-            iterations = config.total_timesteps // steps_per_iteration
+            size = steps_per_iteration or max(batches_per_iteration, 1)
+            iterations = config.total_timesteps // size
             if iterations == 0:
+                unit = "steps" if steps_per_iteration else "gradient updates"
                 raise UsageError(
                     f"clock.total_timesteps {config.total_timesteps:,} is less than one iteration "
-                    f"of {steps_per_iteration:,} steps: raise it to at least that."
+                    f"of {size:,} {unit}: raise it to at least that."
                 )
         else:
             iterations = (config.epochs or 0) * config.cycles * config.iterations
@@ -132,6 +132,13 @@ class Loops:
         )
         loops._check_length()
         return loops
+
+    @property
+    def budget(self) -> tuple[int, int, str]:
+        """(total, size of an iteration, unit) of what `clock.total_timesteps` counts."""
+        if self.steps_per_iteration:
+            return self.total.timesteps, self.steps_per_iteration, "steps"
+        return self.total.updates, self.batches_per_iteration, "updates"
 
     def _check_length(self) -> None:
         """Raise for a run that no machine could finish: such sizes are typing errors."""

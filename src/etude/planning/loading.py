@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,6 +112,32 @@ def load_start(path: Path) -> Start:
     return Start(chosen, *policy_parts(chosen), None)
 
 
+_PARTS = {"observations": "observation", "action": "action", "policy": "network"}
+"""{part of a contract: what a policy has of it}."""
+_FIELDS = {"hidden": "hidden layers", "kind": "kind", "shape": "shape"}
+_MISSING = object()
+
+
+def _apart(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, value there, value here) of the leaves that differ."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in sorted({*there, *here}):
+            inner = f"{name}.{key}" if name else str(key)
+            yield from _apart(there.get(key, _MISSING), here.get(key, _MISSING), inner)
+    elif json.dumps(there, default=repr) != json.dumps(here, default=repr):
+        yield name, there, here
+
+
+def _shown(value: Any) -> str:
+    """A value of a contract as short text."""
+    if value is _MISSING:
+        return "none"
+    text = json.dumps(value, sort_keys=True)
+    if isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value):
+        text = f"({', '.join(map(str, value))})"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def checked_start(recipe: Recipe, contract: Tree) -> Start:
     """The state that `start_from` names; refuses a policy with another contract than `contract`.
 
@@ -120,12 +146,16 @@ def checked_start(recipe: Recipe, contract: Tree) -> Start:
     path = Path(recipe.start_from or "")
     start = load_start(path)
     known = start.contract | {"policy": _completed(start.contract.get("policy"), recipe.policy)}
-    for part in ("observations", "action", "policy"):
-        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (known, contract))
-        if there != here:
+    for part, title in _PARTS.items():
+        found = list(_apart(known.get(part), contract.get(part)))
+        if found:
+            name, there, here = found[0]
+            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+            words = " ".join(filter(None, [_FIELDS.get(name, name), _shown(there)]))
             raise UsageError(
-                f"The policy in {path} was made for other {part} than this recipe has: "
-                f"{there[:300]} and not {here}. Give this recipe the same, or start without it."
+                f"The policy in {path} has another {title} than this recipe: {words} of the run "
+                f"against {_shown(here)} of the recipe{more}. Give this recipe the same, or start "
+                "without --from."
             )
     same = start.algorithm in ("", recipe.algorithm.kind)
     return start if same else start._replace(training=None)

@@ -404,11 +404,16 @@ def rank_notes(recipe: Recipe, ranks: int) -> list[str]:
 
 
 def _length_notes(recipe: Recipe, loops: Loops) -> list[str]:
-    notes, total, asked = [], loops.total, recipe.clock.total_timesteps
-    if asked is not None and asked != total.timesteps:
+    notes, total, asked = list[str](), loops.total, recipe.clock.total_timesteps
+    length, _, unit = loops.budget
+    if asked is not None and not loops.steps_per_iteration:
         notes.append(
-            f"{asked:,} steps are rounded down to {total.iterations:,} whole iterations, "
-            f"{total.timesteps:,} steps."
+            "clock.total_timesteps counts gradient updates, since this run collects no steps."
+        )
+    if asked is not None and asked != length:
+        notes.append(
+            f"{asked:,} {unit} are rounded down to {total.iterations:,} whole iterations, "
+            f"{length:,} {unit}."
         )
     if total.iterations % loops.iterations_per_cycle:
         short = total.iterations % loops.iterations_per_cycle

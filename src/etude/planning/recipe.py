@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast
 
 import torch
 import yaml
@@ -375,11 +375,16 @@ class Recipe(Config):
 
     def _changed(self, changes: dict[str, Any]) -> Self:
         """Change kinds first, as on the command line, since fields depend on them."""
+        # A budget takes the place of a number of epochs.
+        if changes.get("clock.total_timesteps") is not None:
+            changes = {"clock.epochs": None, **changes}
         kinds = {s: changes[f"{s}.kind"] for s in REGISTRIES if f"{s}.kind" in changes}
         chosen = {f"{section}.kind" for section in kinds}
         rest = {name: value for name, value in changes.items() if name not in chosen}
         made = super(Recipe, self.with_kinds(kinds, changes))._changed(rest)
-        return made.algorithm.fitted(made, changes) if "collector.num_envs" in changes else made
+        if "collector.num_envs" not in changes:
+            return made
+        return cast(Self, made.algorithm.fitted(made, changes))
 
     def with_kinds(self, kinds: Mapping[str, str], named: Collection[str] = ()) -> Self:
         """The recipe with other kinds, {section: kind}.

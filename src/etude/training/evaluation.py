@@ -131,6 +131,11 @@ class Evaluator(AnyEvaluator):
     def spec(self) -> EnvSpec:
         return self._envs[0].spec
 
+    @property
+    def num_per_evaluation(self) -> int:
+        """Episodes of an evaluation."""
+        return self._episodes_per_env * sum(env.num_envs for env in self._envs)
+
     def episodes(
         self,
         broadcast: Broadcast,
@@ -152,8 +157,7 @@ class Evaluator(AnyEvaluator):
             wait.done = int(sum(done))
             tick(sum(done))
 
-        total = self._episodes_per_env * sum(env.num_envs for env in self._envs)
-        with waiting("evaluating", total, "episodes") as wait:
+        with waiting("evaluating", self.num_per_evaluation, "episodes") as wait:
             parts = self._workers.run(
                 [
                     partial(self._played, g, label, stochastic, partial(watch, g))

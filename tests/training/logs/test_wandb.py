@@ -19,7 +19,7 @@ from PIL import Image
 from etude.core.errors import EtudeError, UsageError
 from etude.core.output import notices
 from etude.training.logs import outputs as apart
-from etude.training.logs.outputs import ApartLog, Background
+from etude.training.logs.outputs import ApartLog, Background, LoggedRun, LogsConfig
 from log_points import read_records, row_points, rows_like_a_run, wandb_points
 from wandb_server import WandbServer
 
@@ -274,3 +274,39 @@ def test_a_server_that_is_away_costs_the_start_nothing(
     resumed.close()
     assert server.steps == steps(ROWS)
     assert len(told) == 1
+
+
+def test_its_variables_count_where_the_recipe_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME and WANDB_DIR."""
+    for name, value in (("PROJECT", "arms"), ("ENTITY", "lab"), ("NAME", "mine")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+    said: list[str] = []
+
+    def opened(**fields: Any) -> Any:
+        (kind,) = LogsConfig(tensorboard=False, wandb=True, **fields).kinds()
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        log: Any = kind.open(LoggedRun(folder, {"name": "reach"}, said.append)).writer
+        return log._make()
+
+    log = opened()
+    log.begin([])
+    assert (log._run.project, log._run.entity, log._run.name) == ("arms", "lab", "mine")
+    log.write(ROWS[0])
+    log.close()
+    assert f"{tmp_path / 'elsewhere'}/wandb/offline-run-*" in said[0]
+    assert [*(tmp_path / "elsewhere" / "wandb").glob("offline-run-*")]
+    assert not (tmp_path / "run" / "wandb").exists()
+    # What the recipe has comes first.
+    assert opened(wandb_project="legs")._project == "legs"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert LogsConfig(tensorboard=False, wandb=True).kinds() == []
+    assert opened(wandb_mode="offline")._mode == "offline"
+    monkeypatch.setenv("WANDB_MODE", "sometimes")
+    (kind,) = LogsConfig(tensorboard=False, wandb=True).kinds()
+    with pytest.raises(UsageError, match="WANDB_MODE is 'sometimes': set it to online, offline"):
+        kind.check()

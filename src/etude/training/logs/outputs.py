@@ -7,6 +7,7 @@ missing from it.
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -93,9 +94,13 @@ class LogsConfig(Config):
 
     tensorboard: bool = Field(True, description="Write curves for TensorBoard.")
     wandb: bool = Field(False, description="Send rows and the final policy to W&B.")
-    wandb_project: str = Field("etude", description="The W&B project.")
-    wandb_mode: Literal["online", "offline"] = Field(
-        "online", description="offline keeps rows in the run's folder until `wandb sync`."
+    wandb_project: str | None = Field(
+        None, description="The W&B project; default: the variable WANDB_PROJECT, else etude."
+    )
+    wandb_mode: Literal["online", "offline"] | None = Field(
+        None,
+        description="offline keeps rows in the run's folder until `wandb sync`; default: the "
+        "variable WANDB_MODE, else online.",
     )
     console: Literal["auto", "dashboard", "table", "none"] = Field(
         "auto",
@@ -113,8 +118,10 @@ class LogsConfig(Config):
     def kinds(self) -> list[LogConfig]:
         """Configs of all logs except metrics.jsonl."""
         wandb = {"kind": "wandb", "project": self.wandb_project, "mode": self.wandb_mode}
-        asked = [{"kind": "tensorboard"}] if self.tensorboard else []
-        asked += [wandb] if self.wandb else []
+        asked: list[dict[str, Any]] = [{"kind": "tensorboard"}] if self.tensorboard else []
+        # W&B's own switch, which a recipe may overrule.
+        disabled = self.wandb_mode is None and os.environ.get("WANDB_MODE") == "disabled"
+        asked += [wandb] if self.wandb and not disabled else []
         return [*map(LOGS.validate, asked), *self.writers]
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.history import Row, history_of
@@ -52,15 +52,27 @@ class WandbConfig(LogConfig):
     """Rows and the final policy, sent to W&B."""
 
     kind: Literal["wandb"] = "wandb"
-    project: str = "etude"
-    mode: Mode = "online"
+    project: str | None = None
+    mode: Mode | None = None
 
     def check(self) -> None:
         require()
+        self._mode()
+
+    def _mode(self) -> Mode:
+        """The mode of the recipe, else of WANDB_MODE."""
+        mode = self.mode or os.environ.get("WANDB_MODE") or "online"
+        if mode not in get_args(Mode):
+            raise UsageError(
+                f"WANDB_MODE is {mode!r}: set it to online, offline or disabled, or give "
+                "--logs.wandb-mode."
+            )
+        return cast(Mode, mode)
 
     def _log(self, run: LoggedRun) -> Background:
-        name = f"{run.recipe['name']}-{run.folder.resolve().name}"
-        make = partial(WandbLog, run.folder, self.project, name, self.mode, run.recipe, run.say)
+        name = os.environ.get("WANDB_NAME") or f"{run.recipe['name']}-{run.folder.resolve().name}"
+        project = self.project or os.environ.get("WANDB_PROJECT") or "etude"
+        make = partial(WandbLog, run.folder, project, name, self._mode(), run.recipe, run.say)
         return Background(make, END, end_service)
 
     def add_final(
@@ -120,6 +132,8 @@ class WandbLog:
         """folder: of the run. config: the run's settings as W&B shows them."""
         self._folder, self._project, self._name = folder, project, name
         self._mode, self._config, self._say = mode, config, say
+        self._files = folder
+        """The folder of W&B's files: WANDB_DIR, else that of the run."""
         self._run: Any = None
         self._service: Any = None
         self._state = _State(folder / "wandb.json")
@@ -214,6 +228,8 @@ class WandbLog:
         # Without a server, reports of W&B's own errors would delay the end of the process.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         settings = self._folder / "wandb" / "settings"
+        self._files = Path(os.environ.get("WANDB_DIR") or self._folder)
+        self._files.mkdir(parents=True, exist_ok=True)
         if settings.exists():
             raise UsageError(
                 f"{settings} would tell W&B where to send the run, and Etude wrote no such file: "
@@ -235,7 +251,7 @@ class WandbLog:
             self._say(f"W&B: {self._run.url}")
         else:
             self._has = self._state.sent
-            self._say(f"W&B is offline: `wandb sync {self._folder}/wandb/offline-run-*` sends it.")
+            self._say(f"W&B is offline: `wandb sync {self._files}/wandb/offline-run-*` sends it.")
         unfinished = Path(self._run.dir).parent.name if self._mode == "offline" else ""
         self._state.save(confirmed=self._has, sent=self._has, unfinished=unfinished)
 
@@ -244,7 +260,7 @@ class WandbLog:
 
         If they were synced and removed by hand, nothing is missing.
         """
-        folder = self._folder / "wandb" / self._state.unfinished
+        folder = self._files / "wandb" / self._state.unfinished
         if self._state.unfinished and folder.is_dir():
             self._state.save(sent=self._state.confirmed, filmed=NOTHING)
             shutil.rmtree(folder)
@@ -262,7 +278,7 @@ class WandbLog:
             project=self._project,
             name=self._name,
             id=self._state.id,
-            dir=str(self._folder),
+            dir=str(self._files),
             mode=self._mode,
             resume="allow",
             config=self._config,
