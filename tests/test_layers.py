@@ -13,6 +13,7 @@ import pytest
 import etude
 
 ROOT = Path(etude.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
 ROOMS = (
     {"core"},
     {"models", "runs"},
@@ -49,7 +50,11 @@ def module_name(path: Path) -> str:
 
 
 SOURCES = {module_name(path): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
-MODULES = {*SOURCES, "etude"}
+GATES = {
+    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path.read_text()
+    for path in sorted((REPOSITORY / "gates").rglob("*.py"))
+}
+MODULES = {*SOURCES, *GATES, "etude"}
 PACKAGES = {module_name(path) for path in ROOT.rglob("__init__.py")}
 
 
@@ -72,7 +77,7 @@ def imported(module: str, source: str) -> set[str]:
             found |= {name if name in MODULES else base for name in names}
     if module not in REGISTRIES | PACKAGES:
         found |= set(_named_in_strings(tree))
-    return {name for name in found if name.split(".")[0] == "etude"} - {module}
+    return {name for name in found if name.split(".")[0] in ("etude", "gates")} - {module}
 
 
 def _named_in_strings(tree: ast.Module) -> Iterator[str]:
@@ -142,6 +147,13 @@ def test_no_circles() -> None:
         name for name, text in SOURCES.items() if re.search(r"^ *if TYPE_CHECKING:", text, re.M)
     ]
     assert len(blocks) <= TYPE_CHECKING_BLOCKS, blocks
+
+
+def test_no_circles_of_gates() -> None:
+    assert circles(GATES) == []
+    back = {**GATES, "gates.lib.command": "from gates.lib.report import Gate\n"}
+    back["gates.lib.report"] = "def keep():\n    from gates.lib import command\n"
+    assert circles(back) == ["gates.lib.command -> gates.lib.report -> gates.lib.command"]
 
 
 def test_functions_stay_readable() -> None:

@@ -10,11 +10,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
-from gates.lib.report import Gate
+
+
+class Timed(Protocol):
+    """What has a limited time, for example a gate."""
+
+    @property
+    def seconds_left(self) -> float: ...
 
 
 class CommandFailed(Exception):
@@ -36,7 +42,7 @@ def started(command: list[str], **how: Any) -> Iterator[subprocess.Popen[str]]:
                 stream.close()
 
 
-def run(gate: Gate, command: list[str]) -> str:
+def run(gate: Timed, command: list[str]) -> str:
     """Return the output of a command, which must succeed within the gate's remaining time."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(command, **pipes) as process:
@@ -50,13 +56,13 @@ def run(gate: Gate, command: list[str]) -> str:
     return out
 
 
-def etude(gate: Gate, *arguments: str) -> str:
+def etude(gate: Timed, *arguments: str) -> str:
     """Return the output of an `etude` command."""
     return run(gate, [sys.executable, "-m", "etude", *arguments])
 
 
 def record(
-    gate: Gate, folder: Path, episodes: int, image_size: int = 0, task: str = "pick-place"
+    gate: Timed, folder: Path, episodes: int, image_size: int = 0, task: str = "pick-place"
 ) -> None:
     """Record a dataset of pick-and-place with successes and failures; image_size 0: no images.
 

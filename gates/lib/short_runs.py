@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import short_recipes
 from etude.api import train
 from etude.planning.recipe import Recipe
 from etude.planning.recipes import dump
 from gates import ROOT
-from gates.lib.command import changed, record
-from gates.lib.report import Gate
+from gates.lib.command import Timed, changed, record
 
 OFTEN = ["clock.cycles=1", "clock.iterations=2", "checkpoint.every=1 cycle"]
 FEW = ["evaluation.episodes=8", "evaluation.num_envs=8", "evaluation.envs_per_group=4"]
@@ -66,7 +64,7 @@ NAMES = {"dagger", "ant", *FROM_DATA, *SHORT}
 """Names of short runs that differ from those of the recipes."""
 
 
-def short_run(name: str, gate: Gate, scratch: Path) -> Recipe:
+def short_run(name: str, gate: Timed, scratch: Path) -> Recipe:
     """The short form of a recipe; makes the dataset or the teacher that it learns from."""
     if name in FROM_DATA:
         data = scratch / "data"
@@ -110,5 +108,5 @@ def _student(scratch: Path) -> Recipe:
 
 
 if __name__ == "__main__":  # python -m gates.lib.short_runs NAME FILE writes the recipe
-    gate: Any = SimpleNamespace(seconds_left=600.0)
-    Path(sys.argv[2]).write_text(dump(short_run(sys.argv[1], gate, Path(sys.argv[2]).parent)))
+    limit = SimpleNamespace(seconds_left=600.0)
+    Path(sys.argv[2]).write_text(dump(short_run(sys.argv[1], limit, Path(sys.argv[2]).parent)))

@@ -17,7 +17,6 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +96,6 @@ def beside(what: str, column: page.Column) -> Row:
     return Row(f"{what} on {' / '.join(COMPARED.values())}", side(0), side(1), ())
 
 
-@cache
 def compared(column: page.Column) -> list[tuple[str, str]]:
     runs = page.read(page.RESULTS)["runs"]
     return [page.beside(runs, task, column) for task in COMPARED]

@@ -219,6 +219,12 @@ def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPa
     assert here.beside(runs, "ant", here.SECONDS) == ("", "")
 
 
+def test_marks_in_the_table_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for older in (True, False):
+        monkeypatch.setattr(figures.page, "is_older", lambda run, older=older: older)
+        assert ("†" in "".join(map(str, figures.compared(figures.page.SPEED)))) == older
+
+
 @pytest.mark.parametrize(
     ("others", "told"), [((40, None, 60), "60 (a)"), ((40, None, None), "over 80 (a)"), ((), "")]
 )
