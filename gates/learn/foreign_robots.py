@@ -91,7 +91,7 @@ ROBOTS = {
     "humanoid": Foreign("dm_control", "suite/humanoid.xml"),
     **{
         name: Foreign("gymnasium_robotics", f"envs/mujoco/assets/{name}.xml")
-        for name in ("half_cheetah", "pusher", "reacher", "walker2d")
+        for name in ("half_cheetah", "pusher", "walker2d")
     },
     "ant": Foreign("gymnasium", "envs/mujoco/assets/ant.xml"),
 }
