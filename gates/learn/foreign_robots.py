@@ -88,6 +88,11 @@ ROBOTS = {
     "shadow_hand": Foreign("gymnasium_robotics", "envs/assets/hand/reach.xml", ()),
     "humanoid_cmu": Foreign("dm_control", "suite/humanoid_CMU.xml"),
     "jaco": Foreign("dm_control", "third_party/kinova/jaco_arm.xml", ()),
+    "humanoid": Foreign("dm_control", "suite/humanoid.xml"),
+    **{
+        name: Foreign("gymnasium_robotics", f"envs/mujoco/assets/{name}.xml")
+        for name in ("half_cheetah", "pusher", "walker2d")
+    },
     "ant": Foreign("gymnasium", "envs/mujoco/assets/ant.xml"),
 }
 

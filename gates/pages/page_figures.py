@@ -348,7 +348,7 @@ def foreign_text(kept: dict[str, Any]) -> str:
         limits = " without limits" if facts["torque limits derived"] else ""
         actuators = f"servos{limits}" if facts["servos"] else "its own"
         returns = (f"{facts[key]:.0f}" for key in ("return", "return of zero actions"))
-        success = f"{facts['success']:.0%}"
+        success = "none" if facts["success"] is None else f"{facts['success']:.0%}"
         lines.append((name, facts["package"], actuators, facts["task"], *returns, success))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -77,6 +77,11 @@ class Survey:
         """Name of the base."""
         return str(self.model.body(self.root).name)
 
+    @property
+    def walks(self) -> bool:
+        """Whether the robot has legs: its base floats or slides."""
+        return self.floats or self.planar
+
     def _trees(self) -> Array:
         """[nbody]: bodies of the robot's tree, and for a fixed base of all trees with actuators,
         such as a second arm."""
@@ -278,7 +283,7 @@ class Survey:
         low, high = self.model.jnt_range[joint]
         limited = bool(self.model.jnt_limited[joint])
         furthest = float(max(high - home, home - low)) if limited else np.pi
-        return min(_LEG_SCALE, furthest) if self.floats else SHARE * furthest
+        return min(_LEG_SCALE, furthest) if self.walks else SHARE * furthest
 
     def _given_torque(self, joint: int) -> float | None:
         """The torque limit that the model gives for a joint or for its actuator, N m or N."""
@@ -314,7 +319,7 @@ class Survey:
             found = np.zeros(model.nv)
             for data in self._nearby():
                 np.maximum(found, np.abs(data.qfrc_bias), out=found)
-                if self.floats:
+                if self.walks:
                     np.maximum(found, self._carried(data), out=found)
             return found
         finally:
@@ -322,7 +327,7 @@ class Survey:
 
     def _nearby(self) -> Iterator[mujoco.MjData]:
         """Poses in which joints carry their loads."""
-        if not self.floats:
+        if not self.walks:
             yield from poses(self.model, 64, self.home)
             return
         generator, data = np.random.default_rng(0), mujoco.MjData(self.model)
