@@ -208,9 +208,10 @@ def open_logs(
     # The screen is last, so that messages of other logs come before its first drawing.
     out.logs += [ApartScreen(each) for each in screen]
     out.logs += [ApartLog(each, type(each).__name__, rows) for each in outputs.logs]
-    every = recipe["evaluation"]["film_every"]
-    if outputs.filming is not None and recipe["env"] is not None and every != "never":
-        out.callbacks.append(ApartCallback(outputs.filming(folder, every), "Filming"))
+    if outputs.filming is not None and recipe["env"] is not None:
+        every = recipe["evaluation"]["film_every"]
+        if every != "never":
+            out.callbacks.append(ApartCallback(outputs.filming(folder, every), "Filming"))
     return out
 
 
