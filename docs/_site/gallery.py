@@ -202,6 +202,7 @@ def card(entry: Entry, results: Results) -> str:
     """A task: its film, its purpose, what it reached, its commands, and the small print."""
     purpose = RECIPES.purpose(entry.recipe)
     borrowed = f"The film is of `{entry.film}`." if entry.film else ""
+    shown = f"![{purpose}](../images/{film(entry).name})\n\n" if film(entry).is_file() else ""
     about = purpose.partition(": `--")[0].rstrip(".") + "."
     notes = " ".join(filter(None, [about, borrowed, entry.note]))
     found = measured(entry.trained, results)
@@ -215,9 +216,7 @@ def card(entry: Entry, results: Results) -> str:
 
 ## {entry.recipe}
 
-![{purpose}](../images/{film(entry).name})
-
-{notes}
+{shown}{notes}
 
 {figures}
 
