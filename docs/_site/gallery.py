@@ -125,6 +125,7 @@ TASKS = [
     Entry("walk-go1-robust", "robots.md", walking("walk-go1-robust"), film="walk-go1"),
     Entry(
         *("walk-go1-rough", "robots.md", walking("walk-go1-rough")),
+        note="The film is of a shorter run, of 2 million steps.",
         variants=("walk-go1-student",),
     ),
     Entry(
