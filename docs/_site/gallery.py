@@ -125,6 +125,7 @@ TASKS = [
     Entry("walk-go1-robust", "robots.md", walking("walk-go1-robust"), film="walk-go1"),
     Entry(
         *("walk-go1-rough", "robots.md", walking("walk-go1-rough")),
+        note="The film is of a shorter run, of 2 million steps.",
         variants=("walk-go1-student",),
     ),
     Entry(
@@ -202,6 +203,7 @@ def card(entry: Entry, results: Results) -> str:
     """A task: its film, its purpose, what it reached, its commands, and the small print."""
     purpose = RECIPES.purpose(entry.recipe)
     borrowed = f"The film is of `{entry.film}`." if entry.film else ""
+    shown = f"![{purpose}](../images/{film(entry).name})\n\n" if film(entry).is_file() else ""
     about = purpose.partition(": `--")[0].rstrip(".") + "."
     notes = " ".join(filter(None, [about, borrowed, entry.note]))
     found = measured(entry.trained, results)
@@ -215,9 +217,7 @@ def card(entry: Entry, results: Results) -> str:
 
 ## {entry.recipe}
 
-![{purpose}](../images/{film(entry).name})
-
-{notes}
+{shown}{notes}
 
 {figures}
 

@@ -19,9 +19,9 @@ HERE = Path(__file__).parent
 SIZE, SECONDS, FRAMES_PER_SECOND = (400, 225), 5.0, 15
 DEMOS = {"walk-go1": ["--command", "0.8", "0", "0.3"], "pick-place": [], "reach": []}
 TRAINED = (
-    *("imitate-walk", "imitate-backflip", "amp-walk"),
+    *("walk-go1-rough", "imitate-walk", "imitate-backflip", "amp-walk"),
     *("pick-place-anywhere", "reach-memory", "spread"),
-    *("hopper", "halfcheetah", "walker2d", "ant"),
+    *("hopper", "halfcheetah", "walker2d", "ant", "seek-pictures"),
 )
 
 

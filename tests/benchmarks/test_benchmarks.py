@@ -231,8 +231,8 @@ def test_medians_count_runs_that_never_got_there() -> None:
     record = {"steps_per_second": 10.0, "peak_memory": 2**20, "version": "1", "own_engine": False}
     record["peer"] = "a"
     runs = [{**record, "measure": "score", "reached": r} for r in ([5.0, 50], [7.0, 70], None)]
-    assert page.figures("a", runs)[-3:] == ["2 of 3", "7", "70"]
-    assert page.figures("a", runs[1:])[-3:] == ["1 of 2", "-", "-"]
+    assert page.figures("a", runs)[1:4] == ["7", "70", "2 of 3"]
+    assert page.figures("a", runs[1:])[1:4] == ["-", "-", "1 of 2"]
 
 
 def test_of_an_error_the_page_shows_the_line_that_says_it() -> None:
@@ -270,6 +270,31 @@ def test_the_page_is_what_the_results_make() -> None:
     assert page.PAGE.read_text() == text, "python benchmarks/page.py"
     found = {path.name: path.read_bytes() for path in page.IMAGES.glob("benchmark-*.svg")}
     assert found == drawn, "python benchmarks/page.py"
+
+
+def test_each_library_has_one_colour_and_pages_begin_with_figures() -> None:
+    assert set(run.PEERS) <= set(page.LIBRARIES)
+    assert len(set(page.LIBRARIES.values())) == len(page.LIBRARIES)
+    results = run.read(run.RESULTS)
+    text, drawn = page.render(results)
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings[0] == "## In short"
+    assert headings.index("## Rules") > headings.index("## After kill -9 at half time")
+    assert text.index(page.SECONDS_PICTURE) < text.index("| task | seconds")
+    # A library has the colour of its bar in the curves too; bars of runs without a score are pale.
+    bars = drawn[page.SECONDS_PICTURE].decode()
+    for task, peers in page.scored_peers(results["runs"]).items():
+        curves = drawn[f"benchmark-{task}.svg"].decode()
+        assert all(
+            page.LIBRARIES[peer] in curves and page.LIBRARIES[peer] in bars for peer in peers
+        )
+    never = [
+        scored
+        for peers in page.scored_peers(results["runs"]).values()
+        for scored in peers.values()
+        if page.seconds_of(scored)[0] == float("inf")
+    ]
+    assert bars.count("opacity: 0.4") == len(never) == bars.count(">over ")
 
 
 def test_no_result_names_a_folder_of_a_machine() -> None:
