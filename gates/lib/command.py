@@ -17,7 +17,7 @@ from etude.planning.recipes import Recipe
 
 
 class Timed(Protocol):
-    """What has a limited time, for example a gate."""
+    """A command's time limit, for example the remaining time of a gate."""
 
     @property
     def seconds_left(self) -> float: ...
