@@ -301,6 +301,18 @@ def test_the_home_pose_is_in_range_and_above_the_feet() -> None:
     assert len(survey.feet) == 4
 
 
+def test_servos_get_an_implicit_integrator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RK4 integrates the damping of joints explicitly, and light chains diverge."""
+    explicit = arm().replace("<mujoco>", '<mujoco><option integrator="RK4"/>')
+    said, env = written(explicit, tmp_path, capsys)
+    assert env is not None
+    assert "has the integrator RK4: the task has implicitfast for servos." in said
+    implicit = int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST)
+    assert int(env.simulation.model.opt.integrator) == implicit
+
+
 def test_a_model_that_cannot_move_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

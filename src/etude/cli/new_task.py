@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import mujoco
 import numpy as np
 from pydantic import Field
 
@@ -108,6 +109,11 @@ def task_file(command: NewTaskCommand) -> tuple[str, str, list[str]]:
     name = _camel(path.parent.name if path.stem in ("scene", "model", "robot") else path.stem)
     facts, notes = _scene(survey, path)
     servos, more = _servos(survey, command)
+    explicit = int(mujoco.mjtIntegrator.mjINT_RK4) == int(model.opt.integrator)
+    facts["implicit"] = bool(servos) and explicit
+    if facts["implicit"]:
+        facts["edits_model"] = True
+        more.append(f"{path.name} has the integrator RK4: the task has implicitfast for servos.")
     facts |= _walker(survey, facts["raised"]) if survey.floats else _reacher(survey)
     template = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(_FILE)
     template.globals.update(number=_number, row=_row)
@@ -276,7 +282,7 @@ _FILE = '''\
 
 from typing import Literal
 
-{% if edits_model and add_floor %}
+{% if add_floor or implicit %}
 import mujoco
 {% endif %}
 import numpy as np
@@ -319,6 +325,9 @@ class {{ name }}(mj.TaskConfig):
     def define(self) -> mj.Task:
 {% if edits_model %}
         model = mj.load_spec(ROBOT)
+{% if implicit %}
+        model.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+{% endif %}
 {% if add_gravity %}
         model.option.gravity = (0.0, 0.0, -9.81)
 {% endif %}
