@@ -237,7 +237,8 @@ def card(entry: Entry, results: Results) -> str:
 def page() -> str:
     """The whole page."""
     results = load()
-    cards = "\n".join(card(entry, results) for entry in TASKS)
+    filmed_first = sorted(TASKS, key=lambda entry: not film(entry).is_file())
+    cards = "\n".join(card(entry, results) for entry in filmed_first)
     return f'{INTRODUCTION}\n<div class="cards" markdown>\n{cards}</div>\n'
 
 
