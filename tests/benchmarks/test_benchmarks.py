@@ -273,8 +273,8 @@ def test_the_page_is_what_the_results_make() -> None:
 
 
 def test_each_library_has_one_colour_and_pages_begin_with_figures() -> None:
-    assert set(run.PEERS) <= set(page.LIBRARIES)
-    assert len(set(page.LIBRARIES.values())) == len(page.LIBRARIES)
+    assert set(run.PEERS) <= set(page.LINES)
+    assert len(set(page.LINES.values())) == len(page.LINES)
     results = run.read(run.RESULTS)
     text, drawn = page.render(results)
     headings = [line for line in text.splitlines() if line.startswith("## ")]
@@ -285,9 +285,7 @@ def test_each_library_has_one_colour_and_pages_begin_with_figures() -> None:
     bars = drawn[page.SECONDS_PICTURE].decode()
     for task, peers in page.scored_peers(results["runs"]).items():
         curves = drawn[f"benchmark-{task}.svg"].decode()
-        assert all(
-            page.LIBRARIES[peer] in curves and page.LIBRARIES[peer] in bars for peer in peers
-        )
+        assert all(page.LINES[peer][0] in curves and page.LINES[peer][0] in bars for peer in peers)
     never = [
         scored
         for peers in page.scored_peers(results["runs"]).values()

@@ -213,5 +213,9 @@ def test_a_budget_is_rounded_down_to_whole_iterations() -> None:
     assert Loops.of(ClockConfig(epochs=2, cycles=3, iterations=4), 10, 1).iterations == 24
     with pytest.raises(UsageError, match="at least"):
         Loops.of(ClockConfig(total_timesteps=9), 10, 1)
-    with pytest.raises(UsageError, match=r"clock\.epochs"):
-        Loops.of(ClockConfig(total_timesteps=9), 0, 1)
+
+
+def test_a_budget_of_offline_learning_is_in_updates() -> None:
+    assert Loops.of(ClockConfig(total_timesteps=9), 0, 2).iterations == 4
+    with pytest.raises(UsageError, match="one iteration of 10 gradient updates"):
+        Loops.of(ClockConfig(total_timesteps=9), 0, 10)

@@ -250,10 +250,10 @@ def test_the_quick_camera_sees_what_the_other_sees() -> None:
     skip_without_pictures()
     env, _ = make_demonstrated(recipes.find("pick-place"), 1)
     env.reset(Key(0))
-    state, target, pictures = env.simulation.state[0], env.view.target[0], []
+    state, markers, pictures = env.simulation.state[0], env.markers(0), []
     for kind in (rendering.Renderer, QuickCamera):
         with kind(env.simulation.model, env.task.camera, 64, 64) as camera:
-            pictures.append(camera.picture(state, target).astype(np.float64))
+            pictures.append(camera.picture(state, markers).astype(np.float64))
     assert pictures[0].std() > 10
     np.testing.assert_array_equal(pictures[0], pictures[1])
 

@@ -60,7 +60,10 @@ _etude() {
 }
 complete -o default -F _etude etude
 """
-DATA = "inspect import validate record add merge filter clip export add-embeddings"
+DATA = (
+    "inspect view import validate record add merge filter clip exclude include export "
+    "add-embeddings"
+)
 """The commands of `etude data`; importing their table takes seconds."""
 _ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit"
 SHELLS = {"bash": _SCRIPT.lstrip("\n"), "zsh": _ZSH + _SCRIPT}
