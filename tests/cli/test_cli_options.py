@@ -114,7 +114,7 @@ def test_help_begins_with_what_must_be_given(
     begun = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     assert begun[:2] == [f"--algorithm.{field}", "--algorithm.kind"]
     assert len(begun) == len(set(begun))
-    assert "Must be given." in text.partition("--algorithm.kind")[0]
+    assert "Must be given." in " ".join(text.partition("--algorithm.kind")[0].split())
     # The other fields of the algorithm follow, and the command's own after them.
     own = [name.startswith("--algorithm.") for name in begun]
     assert own == sorted(own, reverse=True)
