@@ -17,6 +17,7 @@ from etude.api import Run, train
 from etude.cli import completion, data
 from etude.cli import main as cli
 from etude.cli.target import REGISTRIES, find_target
+from etude.core.catalogue import TUNED
 from etude.core.errors import UsageError
 from etude.models import CLASSES
 from etude.planning import recipes
@@ -58,6 +59,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "finished"
     train(tiny_reach(2), path)
     return path
+
+
+def test_ids_of_environments_name_their_tuned_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    for env_id in TUNED.names():
+        recipe = recipes.find(env_id)
+        assert recipe.name in recipes.names()
+        assert recipe.env is not None
+        assert recipe.env.task_name == env_id
+    assert call(["plan", "Hopper-v5"]) == 0
+    assert capsys.readouterr().out.startswith("hopper, seed 0: ")
+    text = refused(["train", "Pendulum-v1"], capsys)
+    assert "There are no tuned settings for Pendulum-v1: `etude train ppo --env.id Pendu" in text
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac", "td3"])
+def test_a_recipe_for_any_environment_asks_for_one(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb in ("plan", "train"):
+        text = refused([verb, name], capsys)
+        assert f"{name} is for any environment: name one with --env.id ID" in text
+        assert "`etude train HalfCheetah-v5`" in text
+    assert call(["plan", name, "--env.id", "Pendulum-v1", "--json"]) == 0
 
 
 def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,7 +199,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_foreign_policies(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.zip").write_bytes(b"PK")
-    arguments = ["train", "ppo", "--folder", tmp_path / "new", "--from"]
+    arguments = ["train", "ppo", "--env.id=CartPole-v1", "--folder", tmp_path / "new", "--from"]
     for path in (tmp_path, tmp_path / "model.zip"):
         text = say([*arguments, path], capsys)
         assert f"{path} is not a policy of Etude's: give a run's folder" in text

@@ -10,6 +10,8 @@ from typing import Annotated
 from pydantic import Field
 
 from etude.cli.options import Called, as_integer
+from etude.cli.verbs import HELP
+from etude.core.catalogue import TUNED
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.user_code import load_object, trust_texts
@@ -38,7 +40,21 @@ def find_target(arguments: list[str]) -> tuple[Recipe, list[str]]:
     choose."""
     name, rest = arguments[0], with_full_names(arguments[1:])
     trust_texts(text.partition("=")[2] or text for text in rest)
-    return fitted(_with_kinds(recipes.find(name, "--trust" in rest), rest), rest), rest
+    recipe = recipes.find(name, "--trust" in rest)
+    _check_environment(name, recipe, rest)
+    return fitted(_with_kinds(recipe, rest), rest), rest
+
+
+def _check_environment(name: str, recipe: Recipe, arguments: list[str]) -> None:
+    """Refuse a recipe for any environment, which has the name of its algorithm, without one."""
+    is_named = any(text.startswith("--env.") for text in arguments)
+    is_for_any = name == recipe.algorithm.kind and recipe.env is not None
+    if is_for_any and not is_named and not HELP.intersection(arguments):
+        raise UsageError(
+            f"{name} is for any environment: name one with --env.id ID or --env.kind "
+            f"FILE.py:Class. Settings are tuned for {', '.join(TUNED.names())}: "
+            f"`etude train {TUNED.names()[0]}`."
+        )
 
 
 _SIZES = (

@@ -99,6 +99,8 @@ def _text(module: str) -> str:
 
 RECIPES = Catalogue("etude.recipes", ("etude.tasks:RECIPES",))
 """Functions that return a Recipe."""
+TUNED = Catalogue("etude.tuned", ("etude.tasks:TUNED",))
+"""The recipes with tuned settings, by the ids of their environments."""
 KINDS: dict[str, tuple[Any, ...]] = {
     "algorithm": ("etude.algorithms", ("etude.rl:ALGORITHMS",)),
     "env": ("etude.envs", ("etude.tasks:ENVS", "etude.envs:ENVS")),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from etude.core.catalogue import RECIPES, load_attribute
+from etude.core.catalogue import RECIPES, TUNED, Catalogue, load_attribute
 from etude.core.errors import EtudeError, UsageError, describe_error
 from etude.planning.recipe import Recipe as Recipe
 from etude.planning.recipe import changes as changes
@@ -24,10 +25,10 @@ from etude.planning.recipe import with_changes as with_changes
 names, purpose = RECIPES.names, RECIPES.purpose
 
 
-def made_by(name: str) -> Callable[[], Recipe]:
+def made_by(name: str, among: Catalogue = RECIPES) -> Callable[[], Recipe]:
     """The function that makes a recipe."""
     made: Callable[[], Recipe] = load_attribute(
-        RECIPES.built_in().get(name) or RECIPES.installed()[name].value
+        among.built_in().get(name) or among.installed()[name].value
     )
     return made
 
@@ -72,12 +73,20 @@ def _short(value: Any) -> str:
 
 
 def find(target: str, trust: bool = False) -> Recipe:
-    """The recipe with a name, in a recipe.yaml, or from FILE.py:FUNCTION.
+    """The recipe with a name, tuned for an environment's id, in a recipe.yaml, or from
+    FILE.py:FUNCTION.
 
     trust: the code that a recipe.yaml names may run.
     """
     if target in names():
         return made_by(target)()
+    if target in TUNED.names():
+        return made_by(target, TUNED)()
+    if re.fullmatch(r"[\w./:-]+-v\d+", target):
+        raise UsageError(
+            f"There are no tuned settings for {target}: `etude train ppo --env.id {target}` has "
+            f"those of PPO for any environment. Tuned are {', '.join(TUNED.names())}."
+        )
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():

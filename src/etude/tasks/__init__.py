@@ -54,3 +54,10 @@ RECIPES = {
     "bc": "etude.tasks.dataset_recipes:bc",
     "reward-only": "etude.tasks.dataset_recipes:reward_only",
 }
+TUNED = {
+    "HalfCheetah-v5": "etude.tasks.gym_recipes:halfcheetah",
+    "Hopper-v5": "etude.tasks.gym_recipes:hopper",
+    "Walker2d-v5": "etude.tasks.gym_recipes:walker2d",
+    "Ant-v5": "etude.tasks.gym_recipes:ant",
+}
+"""{id of Gymnasium: the recipe with settings that were tuned for it}."""
