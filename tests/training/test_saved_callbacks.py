@@ -16,6 +16,8 @@ def test_callbacks_of_earlier_versions_are_numbered_from_0() -> None:
     now = {"clock": 1, "callback-1-StopAtSuccess": 2, "callback-0-Kept": 3}
     assert renumbered(earlier) == now
     assert renumbered(now) == now
+    foreign = {"callback-": 1, "callback-x-Kept": 2, "callback-3": 3}
+    assert renumbered(foreign) == foreign
 
 
 def test_a_run_that_showed_a_table_goes_on_without_a_screen(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -254,9 +255,7 @@ def renumbered(training: Tree) -> Tree:
 
     Earlier versions also counted callbacks without state, of which the screen has some.
     """
-    callbacks = [name.split("-", 2) for name in training if name.startswith("callback-")]
-    names = {
-        f"callback-{number}-{kind}": f"callback-{i}-{kind}"
-        for i, (_, number, kind) in enumerate(sorted(callbacks, key=lambda each: int(each[1])))
-    }
+    found = [re.fullmatch(r"callback-(\d{1,9})-(.+)", name) for name in training]
+    callbacks = sorted(filter(None, found), key=lambda each: int(each[1]))
+    names = {each[0]: f"callback-{i}-{each[2]}" for i, each in enumerate(callbacks)}
     return {names.get(name, name): state for name, state in training.items()}
