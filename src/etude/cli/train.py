@@ -192,8 +192,8 @@ def _evaluated_policy(run: api.Run) -> str:
     last = step_of(row) if row else step
     count = run.summary()["counts"]["evaluations"]
     why = (
-        f"the best of {count} evaluations in training, the latest of those that sampling error "
-        "cannot tell apart"
+        f"the best of {count} evaluations in training, which is the latest within one standard "
+        "error of the highest"
         if count > 1
         else "the only one evaluated"
     )
