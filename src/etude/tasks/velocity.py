@@ -47,7 +47,7 @@ OFFSETS = np.array([0.0, np.pi, np.pi, 0.0])
 
 
 HALF_STRIDE = Reflection((0, 1), (-1.0, -1.0))
-"""Of the gait's phase: in the mirror, the legs move half a stride later."""
+"""Reflection of the gait's phase: in the mirror, the legs move half a stride later."""
 
 
 class Trot(Part):

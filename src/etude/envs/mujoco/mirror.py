@@ -20,20 +20,20 @@ TOLERANCE = 1e-3
 Mirror = Reflection | Callable[[Any], Reflection | None]
 """A reflection, or a function of the task's environments that finds it in the compiled model."""
 VECTOR = Reflection((0, 1, 2), (1.0, -1.0, 1.0))
-"""Of a position, velocity or direction (x, y, z)."""
+"""Reflection of a position, velocity or direction (x, y, z)."""
 ROTATION = Reflection((0, 1, 2), (-1.0, 1.0, -1.0))
-"""Of an angular velocity or a rotation vector."""
+"""Reflection of an angular velocity or a rotation vector."""
 PLANAR_VELOCITY = Reflection((0, 1, 2), (1.0, -1.0, -1.0))
-"""Of a velocity ahead, to the left, and turning left."""
+"""Reflection of a velocity ahead, to the left, and turning left."""
 
 
 def unchanged(size: int) -> Reflection:
-    """Of numbers that look the same in the mirror."""
+    """The reflection of numbers that look the same in the mirror."""
     return Reflection(tuple(range(size)), (1.0,) * size)
 
 
 def swapped(places: Array, what: Sequence[str]) -> Reflection:
-    """Of one number for each of some places [n, 2 or 3]: that of the place opposite.
+    """The reflection of one number for each of some places [n, 2 or 3]: that of the place opposite.
 
     what: their names, for the error if there is no such place.
     """
@@ -41,7 +41,7 @@ def swapped(places: Array, what: Sequence[str]) -> Reflection:
 
 
 def joints(model: mujoco.MjModel, home: Array, base: int, ids: Array) -> Reflection:
-    """Of the joints `ids` [n] of one degree of freedom, from a symmetric pose `home` [nq].
+    """The reflection of the joints `ids` [n], of one degree of freedom each, in the pose `home`.
 
     Joints are a pair if their places are, and their axes are parallel or opposite in the mirror.
     """
@@ -75,7 +75,7 @@ def _opposite(places: Array, names: Sequence[str], allowed: Array | None = None)
 
 
 def scaled(reflection: Reflection, scale: Any, copies: int) -> Reflection:
-    """Of `copies` measurements in a row, multiplied by `scale`, a number or [n]."""
+    """The reflection of `copies` measurements in a row, multiplied by `scale`, a number or [n]."""
     columns, size = np.array(reflection.columns), len(reflection.columns)
     factors = np.broadcast_to(np.asarray(scale, np.float64), size)
     signs = reflection.signs * factors / factors[columns]
@@ -83,7 +83,7 @@ def scaled(reflection: Reflection, scale: Any, copies: int) -> Reflection:
 
 
 def joined(parts: Sequence[Reflection]) -> Reflection:
-    """Of concatenated numbers."""
+    """The reflection of concatenated numbers."""
     columns: list[int] = []
     signs: list[float] = []
     for part in parts:
