@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from etude.core import user_code
+from etude.core import compiled, user_code
 from etude.core.board import Board
 from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, Collector, EnvSpec, LogWriter, Stateful
@@ -416,4 +416,5 @@ def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
         model=spec.model,
         code=user_code.compute_hashes(code_roots(recipe)),
         notes=spec.notes,
+        step=recipe.learner.step if recipe.learner.step == "eager" else compiled.description(),
     )

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
+from etude.core import compiled
 from etude.core.board import Board
 from etude.core.clock import Clock, Counters, Interval, Loops
 from etude.core.contracts import ArraySpec, EnvSpec
@@ -381,6 +382,12 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
         notes.append(
             f"The result is exact for {recipe.learner.shards} learner shards; another number of "
             "shards gives another result."
+        )
+    if recipe.learner.step == "compiled":
+        made = compiled.description() or "eager, since there is no C++ compiler here (g++)"
+        notes.append(
+            f"Gradient steps are {made}. Compiling takes up to minutes, once for each geometry, "
+            "while the warm-up collects; results differ from those of eager steps in rounding."
         )
     return notes
 
