@@ -17,6 +17,7 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.trees import digest
 from etude.rl.compiled import CompiledStep
 from etude.rl.off_policy import OffPolicy, example_batch
+from golden_runs import RUNS
 from test_exact_resume import killed_runs
 
 SIZE = 32
@@ -77,7 +78,6 @@ def test_compiled_steps_agree_with_eager_ones(
     assert again.num_updates == 30
 
 
-
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -134,6 +134,16 @@ def test_a_cache_that_others_can_write_is_refused(
     folder().chmod(0o777)
     with pytest.raises(NotCompiled, match="can be written by others"):
         load_or_compile({}, lambda: pytest.fail("compiled"), 1)
+
+
+@pytest.mark.rotated
+@needs_compiler
+def test_a_compiled_run_is_killed_and_resumed(cache: Path, tmp_path: Path) -> None:
+    recipe = RUNS["sac"](tmp_path).replace(learner__step="compiled")
+    run = etude.train(recipe, tmp_path / "compiling")  # The killed runs find the library.
+    assert run.manifest()["learner"]["step"] == compiled.description()
+    hits = killed_runs(recipe, tmp_path, kills=5, seed=11)
+    assert sum(hits.values()) == 5
 
 
 def test_recipes_say_what_compiles() -> None:
