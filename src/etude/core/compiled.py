@@ -38,7 +38,7 @@ class Traced(NamedTuple):
     example: Sequence[torch.Tensor]
     """Arguments of the shapes that it is compiled for; their values do not matter."""
     names: list[str]
-    """Of its values, known once it has been called."""
+    """Names of its values, known once it has been called."""
 
 
 class Compiled(NamedTuple):
@@ -62,7 +62,7 @@ def compiler() -> str:
 
 
 def description() -> str | None:
-    """What compiled functions are made by, for a manifest; None without a compiler."""
+    """The compiler of compiled functions, for a manifest; None without one."""
     return f"compiled by {compiler()}" if compiler() else None
 
 

@@ -384,10 +384,12 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
             "shards gives another result."
         )
     if recipe.learner.step == "compiled":
-        made = compiled.description() or "eager, since there is no C++ compiler here (g++)"
+        made = compiled.description()
         notes.append(
-            f"Gradient steps are {made}. Compiling takes up to minutes, once for each geometry, "
-            "while the warm-up collects; results differ from those of eager steps in rounding."
+            f"Gradient steps are {made}, once for each geometry. It takes up to minutes, while the "
+            "warm-up collects; results differ from those of eager steps in rounding."
+            if made
+            else "Gradient steps will be eager: there is no C++ compiler here (install g++)."
         )
     return notes
 

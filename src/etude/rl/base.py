@@ -101,12 +101,12 @@ class FlatParameters:
     def bind(self, data: torch.Tensor) -> None:
         """Let the module compute with parts of `data` [n], for tracing."""
         self.data, self.grad = data, torch.zeros_like(data)
-        parts = data.split([p.numel() for p in self.named.values()])
+        parts = torch.split(data, [p.numel() for p in self.named.values()])
         for (name, p), part in zip(list(self.named.items()), parts, strict=True):
             owner, _, leaf = name.rpartition(".")
-            tensor = part.view(p.shape).detach().requires_grad_(p.requires_grad)
-            self.module.get_submodule(owner)._parameters[leaf] = tensor  # type: ignore[assignment]
-            self.named[name] = tensor  # type: ignore[assignment]
+            tensor: Any = part.view(p.shape).detach().requires_grad_(p.requires_grad)
+            self.module.get_submodule(owner)._parameters[leaf] = tensor
+            self.named[name] = tensor
 
     def add_gradient(self, parts: Sequence[torch.Tensor | None]) -> None:
         """Add the gradients of all parameters, None for 0, to the flat one."""

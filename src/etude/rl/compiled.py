@@ -23,6 +23,7 @@ from torch import nn
 
 from etude.core.compiled import Compiled, Traced, load_or_compile
 from etude.core.errors import UsageError
+from etude.core.output import waiting
 from etude.core.user_code import compute_hashes
 from etude.rl.base import Adam, TargetNetwork
 from etude.rl.sampling import Batch
@@ -31,7 +32,7 @@ Due = tuple[bool, ...]
 
 
 class Steps(Protocol):
-    """What `OffPolicy` has to trace its step by."""
+    """The part of `OffPolicy` that tracing its step needs."""
 
     config: Any
     policy: Any
@@ -87,7 +88,8 @@ class CompiledStep:
         """Wait for the functions; says in a sentence if the step cannot be compiled."""
         if self._checked:
             return True
-        self._thread.join()
+        with waiting("Compiling gradient steps"):
+            self._thread.join()
         if shapes_of(batches, noises) != self._shapes:  # A sampler gives more than a uniform one.
             self._start(learner, batches, noises)
             self._thread.join()
@@ -162,7 +164,9 @@ class CompiledStep:
 def copy_networks(learner: Steps) -> Steps:
     """A copy with networks, targets and optimizers of its own, to be traced."""
     kinds = (nn.Module, Adam, TargetNetwork)
-    own = {name: part for name, part in vars(learner).items() if isinstance(part, kinds)}
+    own: dict[str, Any] = {
+        name: part for name, part in vars(learner).items() if isinstance(part, kinds)
+    }
     own |= {"optimizers": learner.optimizers, "targets": learner.targets}
     made = copy.copy(learner)
     vars(made).update(copy.deepcopy(own))

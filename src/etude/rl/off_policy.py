@@ -157,7 +157,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
         self.optimizers: list[Adam] = [self.actor_optimizer, self.critic_optimizer]
         self.num_updates = 0
         self.drawn: dict[str, torch.Tensor] = {}
-        """What `begin_step` draws."""
+        """Tensors that `begin_step` draws."""
         self.checks, self._norms = False, dict[str, torch.Tensor]()
         self._before: list[torch.Tensor] = []
         self.compiled: CompiledStep | None = None
