@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from etude.core import compiled, user_code
+from etude.core import user_code
 from etude.core.board import Board
 from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, Collector, EnvSpec, LogWriter, Stateful
@@ -403,6 +403,15 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     files.replace_file(folder.path / SUMMARY, [encode_sealed(summary)])
 
 
+def _step_of(recipe: Recipe) -> str | None:
+    """The kind of gradient steps for the manifest; None if they cannot be compiled here."""
+    if recipe.learner.step == "eager":
+        return "eager"
+    from etude.core import compiled
+
+    return compiled.description()
+
+
 def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
     """The manifest of a run in this process: exactness, versions, hashes of code and model."""
     recipe, spec = run.recipe, run.spec
@@ -416,5 +425,5 @@ def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
         model=spec.model,
         code=user_code.compute_hashes(code_roots(recipe)),
         notes=spec.notes,
-        step=recipe.learner.step if recipe.learner.step == "eager" else compiled.description(),
+        step=_step_of(recipe),
     )

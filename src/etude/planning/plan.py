@@ -10,7 +10,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
-from etude.core import compiled
 from etude.core.board import Board
 from etude.core.clock import Clock, Counters, Interval, Loops
 from etude.core.contracts import ArraySpec, EnvSpec
@@ -384,6 +383,8 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
             "shards gives another result."
         )
     if recipe.learner.step == "compiled":
+        from etude.core import compiled
+
         made = compiled.description()
         notes.append(
             f"Gradient steps are {made}, once for each geometry. It takes up to minutes, while the "

@@ -156,9 +156,9 @@ class CompiledStep:
                 now.copy_(torch.where(taken, now, old))
             return (values,)
 
-        state = [x.detach().clone() for x in learner.changing()]
-        example = [*state, *learner.drawn.values(), *_tensors(batches, noises)]
-        return Traced(step, example, names)
+        # Copies, since a tensor that is given twice would be one argument.
+        given = [*learner.changing(), *learner.drawn.values(), *_tensors(batches, noises)]
+        return Traced(step, [x.detach().clone() for x in given], names)
 
 
 def copy_networks(learner: Steps) -> Steps:
