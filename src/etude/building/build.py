@@ -403,6 +403,15 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     files.replace_file(folder.path / SUMMARY, [encode_sealed(summary)])
 
 
+def _step_of(recipe: Recipe) -> str | None:
+    """The kind of gradient steps for the manifest; None if they cannot be compiled here."""
+    if recipe.learner.step == "eager":
+        return "eager"
+    from etude.core import compiled
+
+    return compiled.description()
+
+
 def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
     """The manifest of a run in this process: exactness, versions, hashes of code and model."""
     recipe, spec = run.recipe, run.spec
@@ -416,4 +425,5 @@ def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
         model=spec.model,
         code=user_code.compute_hashes(code_roots(recipe)),
         notes=spec.notes,
+        step=_step_of(recipe),
     )

@@ -255,7 +255,8 @@ class Critics(nn.Module):
 
     def first_q(self, features: Features, actions: torch.Tensor) -> torch.Tensor:
         """The estimate of the first network, [n]."""
-        return self(features, actions, slice(1))[0]
+        estimate: torch.Tensor = self(features, actions, slice(1))[0]
+        return estimate
 
     def min_q(
         self, features: Features, actions: torch.Tensor, among: slice | torch.Tensor = EVERY
@@ -270,7 +271,8 @@ class Critics(nn.Module):
         Network after network, weights [outputs, inputs].
         """
         sizes = [p.numel() for p in self.parameters()]
-        places = torch.arange(sum(sizes), device=next(self.parameters()).device).split(sizes)
+        every = torch.arange(sum(sizes), device=next(self.parameters()).device)
+        places = torch.split(every, sizes)
         own = [
             x.view(p.shape)
             for x, p in zip(places, self._parameters.values(), strict=False)

@@ -382,6 +382,16 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
             f"The result is exact for {recipe.learner.shards} learner shards; another number of "
             "shards gives another result."
         )
+    if recipe.learner.step == "compiled":
+        from etude.core import compiled
+
+        made = compiled.description()
+        notes.append(
+            f"Gradient steps are {made}, once for each geometry. It takes up to minutes, while the "
+            "warm-up collects; results differ from those of eager steps in rounding."
+            if made
+            else "Gradient steps will be eager: there is no C++ compiler here (install g++)."
+        )
     return notes
 
 

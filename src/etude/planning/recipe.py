@@ -130,6 +130,8 @@ class AlgorithmConfig(Config):
 
     takes_ranks: ClassVar[bool] = False
     """Whether several ranks can share its shards."""
+    compiles: ClassVar[bool] = False
+    """Whether its gradient steps can be compiled (learner.step)."""
     policies: ClassVar[str] = ""
     """Family of the policies that it trains, see `PolicyConfig.family`."""
     rewards_from: ClassVar[str] = ""
@@ -294,6 +296,12 @@ class LearnerConfig(Config):
         1, ge=1, le=1024, description="Parts of the buffer; their gradients are summed in order."
     )
     threads: int = Field(1, ge=1, le=1024, description="Torch threads of a gradient step.")
+    step: Literal["eager", "compiled"] = Field(
+        "eager",
+        description="Gradient steps of sac, td3, rlpd and iql: eager, or compiled as a whole, in "
+        "about a third of the time, after up to minutes of compiling that are kept in "
+        "~/.cache/etude. Results differ in rounding.",
+    )
     device: Literal["cpu", "cuda", "auto"] = Field(
         "cpu",
         description="Device of the learner; auto: a GPU if torch finds one. Runs on a GPU are not "
@@ -320,6 +328,8 @@ class LearnerConfig(Config):
         there = torch.cuda.is_available()
         if self.device == "cuda" and not there:
             raise UsageError("learner.device is cuda, but no GPU was found: use cpu.")
+        if self.step == "compiled" and there and self.device != "cpu":
+            raise UsageError("learner.step compiled is for the CPU: leave learner.device at cpu.")
         return torch.device("cuda" if there and self.device != "cpu" else "cpu")
 
 

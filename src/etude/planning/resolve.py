@@ -19,7 +19,14 @@ from etude.envs.config import ENVS
 from etude.models.policies import POLICIES, BasePolicy, make_policy
 from etude.planning.loading import recipe_with_sentence
 from etude.planning.memory import check_policy_size
-from etude.planning.recipe import ALGORITHMS, REWARDS, Inputs, Recipe, Resolved
+from etude.planning.recipe import (
+    ALGORITHMS,
+    REWARDS,
+    Inputs,
+    Recipe,
+    Resolved,
+    kinds_with,
+)
 from etude.rollout.group import Group
 from etude.rollout.local import COLLECTORS
 
@@ -31,6 +38,11 @@ def resolve(recipe: Recipe) -> Resolved:
     recipe = algorithm.completed(recipe)
     if recipe.env is not None and recipe.env.sentence and recipe.start_from is not None:
         recipe = recipe_with_sentence(recipe, recipe.start_from)
+    if recipe.learner.step == "compiled" and not algorithm.compiles:
+        raise UsageError(
+            f"learner.step compiled is for {kinds_with('compiles', True)}, not for "
+            f"{algorithm.kind}: leave it at eager."
+        )
     geometry = algorithm.geometry(recipe)
     loops = algorithm.loops(recipe, geometry)
     inputs = algorithm.inputs(recipe) or _from_environment(recipe)

@@ -81,7 +81,7 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.named = dict(module.named_parameters())
+        self.module, self.named = module, dict(module.named_parameters())
         # `torch.cat` and `zeros_like` on the meta device would load torch's compiler: seconds.
         self.data = next(iter(self.named.values())).new_empty(
             sum(p.numel() for p in self.named.values())
@@ -97,6 +97,16 @@ class FlatParameters:
     @property
     def num_tensors(self) -> int:
         return len(self.named)
+
+    def bind(self, data: torch.Tensor) -> None:
+        """Let the module compute with parts of `data` [n], for tracing."""
+        self.data, self.grad = data, torch.zeros_like(data)
+        parts = torch.split(data, [p.numel() for p in self.named.values()])
+        for (name, p), part in zip(list(self.named.items()), parts, strict=True):
+            owner, _, leaf = name.rpartition(".")
+            tensor: Any = part.view(p.shape).detach().requires_grad_(p.requires_grad)
+            self.module.get_submodule(owner)._parameters[leaf] = tensor
+            self.named[name] = tensor
 
     def add_gradient(self, parts: Sequence[torch.Tensor | None]) -> None:
         """Add the gradients of all parameters, None for 0, to the flat one."""
@@ -121,7 +131,7 @@ class Adam:
 
     def __init__(self, data: torch.Tensor, grad: torch.Tensor, epsilon: float) -> None:
         """`data` [n] is changed in place by each step along `grad` [n]."""
-        self.data, self._grad, self._epsilon = data, grad, epsilon
+        self.data, self.grad, self._epsilon, self.fused = data, grad, epsilon, FUSED
         self.mean = data.new_zeros(data.shape)
         self.square = data.new_zeros(data.shape)
         self.count = torch.zeros((), device=data.device)
@@ -130,12 +140,12 @@ class Adam:
     def step(self, learning_rate: float) -> None:
         """Update `data` along the negative gradient."""
         self.count += 1
-        if FUSED is None:
+        if self.fused is None:
             self._step_by_public_operations(learning_rate)
             return
-        FUSED(
+        self.fused(
             [self.data],
-            [self._grad],
+            [self.grad],
             [self.mean],
             [self.square],
             [],
@@ -151,8 +161,8 @@ class Adam:
 
     def _step_by_public_operations(self, learning_rate: float) -> None:
         """The same step to within rounding; slower, in several kernels."""
-        self.mean.lerp_(self._grad, 1.0 - BETA1)
-        self.square.mul_(BETA2).addcmul_(self._grad, self._grad, value=1.0 - BETA2)
+        self.mean.lerp_(self.grad, 1.0 - BETA1)
+        self.square.mul_(BETA2).addcmul_(self.grad, self.grad, value=1.0 - BETA2)
         count = self.count.double()
         spread = (self.square.sqrt() / (1.0 - BETA2**count).sqrt()).add_(self._epsilon)
         self.data.sub_(self.mean / spread * (learning_rate / (1.0 - BETA1**count)))
@@ -160,6 +170,11 @@ class Adam:
     def tensors(self) -> list[torch.Tensor]:
         """Everything that `step` changes."""
         return [self.data, self.mean, self.square, self.count]
+
+    def bind(self, data: torch.Tensor, *moments: torch.Tensor) -> None:
+        """Step along these tensors, in the order of `tensors`; for tracing."""
+        self.data, self.grad = data, torch.zeros_like(data)
+        self.mean, self.square, self.count = moments
 
     def state_dict(self) -> Tree:
         return {"mean": self.mean, "square": self.square, "count": self.count}
@@ -177,6 +192,11 @@ class NetworkOptimizer(Adam):
         self.name, self.ranks = name, ranks
         self.flat, self.norm = FlatParameters(module), 0.0
         super().__init__(self.flat.data, self.flat.grad, epsilon)
+
+    def bind(self, data: torch.Tensor, *moments: torch.Tensor) -> None:
+        super().bind(data, *moments)
+        self.flat.bind(data)
+        self.grad = self.flat.grad
 
     def in_shard_order(self, shards: Sequence[T], *totals: torch.Tensor) -> Iterator[T]:
         """Yield this rank's shards; the caller adds each one's part to the gradient and `totals`.
@@ -241,7 +261,12 @@ class TargetNetwork(Generic[M]):
 
     def __init__(self, module: M) -> None:
         self.module = copy.deepcopy(module).requires_grad_(False)
-        self.data = FlatParameters(self.module).data
+        self.flat = FlatParameters(self.module)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """[n], all parameters."""
+        return self.flat.data
 
     def follow(self, data: torch.Tensor, tau: float) -> None:
         """Move by the fraction `tau` towards the network's parameters `data` [n]."""

@@ -58,6 +58,7 @@ from etude.planning.recipe import (
 from etude.planning.resolve import check_policy
 from etude.rl import offline
 from etude.rl.base import Adam, NetworkOptimizer, PolicyAlgorithm, TargetNetwork
+from etude.rl.compiled import CompiledStep
 from etude.rl.offline import Data, DatasetConfig, dataset_section, imitation_notes
 from etude.rl.rewards.given import RewardSource
 from etude.rl.rewards.rrd import RRD
@@ -157,8 +158,12 @@ class OffPolicy(PolicyAlgorithm, ABC):
         ]
         self.optimizers: list[Adam] = [self.actor_optimizer, self.critic_optimizer]
         self.num_updates = 0
+        self.drawn: dict[str, torch.Tensor] = {}
+        """Tensors that `begin_step` draws."""
         self.checks, self._norms = False, dict[str, torch.Tensor]()
         self._before: list[torch.Tensor] = []
+        self.compiled: CompiledStep | None = None
+        self._was_compiled = False
         self.acts_at_random = True
         """Whether actions of the warm-up are random; a run that starts from another run's policy
         uses that policy instead."""
@@ -174,7 +179,17 @@ class OffPolicy(PolicyAlgorithm, ABC):
         """Construct the additional parts of a subclass, at the end of `__init__`."""
 
     def begin_step(self) -> None:
-        """Draw what a step needs besides minibatch and noise; by default nothing."""
+        """Draw what a step needs besides minibatch and noise into `drawn`; by default nothing."""
+
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        """Gradient steps between two times that a part of `step` is due."""
+        return (self.config.target_interval,)
+
+    @property
+    def due(self) -> tuple[bool, ...]:
+        """Whether each part with an interval is due in this step."""
+        return tuple(self.num_updates % interval == 0 for interval in self.intervals)
 
     @abstractmethod
     def step(
@@ -194,20 +209,50 @@ class OffPolicy(PolicyAlgorithm, ABC):
         """
         prepare = self.policy.prepare
         features = [
-            batch._replace(obs=prepare(batch.obs), next_obs=prepare(batch.next_obs))
+            batch._replace(obs=prepare(batch.obs), next_obs=prepare(batch.next_obs), returns=None)
             for batch in batches
         ]
+        self.begin_step()
+        self.num_updates += 1
+        if self.compiled is not None and not self.compiled.ready(self, features, noises):
+            if self._was_compiled:
+                raise self.compiled.unavailable()
+            self.compiled = None
+        if self.compiled is not None:
+            values = self.compiled(self, features, noises)
+        else:
+            values = self._eager_step(features, noises)
+        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
+            self._name_fault(features, noises, bad[0])
+        return {name: value for name, value in values.items() if not name.startswith(_NORM)}
+
+    def read_step(
+        self, features: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Take a step; returns its metrics and the norms of its gradients, []."""
+        self._norms = {}
+        return {**self.step(features, noises), **self._norms}
+
+    def _eager_step(
+        self, features: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, float]:
+        """Take a step and read its values; without a step if one is not finite."""
         changing = self.changing()
         self._before = self._before or [torch.empty_like(x) for x in changing]
         torch._foreach_copy_(self._before, changing)
-        self.begin_step()
-        self.num_updates += 1
-        metrics = self.step(features, noises)
-        read = {**metrics, **self._norms}
-        values = dict(zip(read, torch.stack(list(read.values())).tolist(), strict=True))
-        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
-            self._name_fault(features, noises, bad[0])
-        return {name: values[name] for name in metrics}
+        read = self.read_step(features, noises)
+        values = torch.stack(list(read.values())).tolist()
+        if not all(map(math.isfinite, values)):
+            torch._foreach_copy_(changing, self._before)
+        return dict(zip(read, values, strict=True))
+
+    def bind(self, state: Sequence[torch.Tensor]) -> None:
+        """Let `step` change these tensors, in the order of `changing`; for tracing."""
+        rest = iter(state)
+        for optimizer in self.optimizers:
+            optimizer.bind(*(next(rest) for _ in optimizer.tensors()))
+        for target, _ in self.targets:
+            target.flat.bind(next(rest))
 
     def changing(self) -> list[torch.Tensor]:
         """The tensors that a gradient step changes."""
@@ -217,21 +262,21 @@ class OffPolicy(PolicyAlgorithm, ABC):
     def _name_fault(
         self, features: Sequence[Batch], noises: Sequence[torch.Tensor], metric: str
     ) -> NoReturn:
-        """Undo a step and repeat it with checks, which raise an error where it is not finite."""
+        """Repeat a step with checks, which raise an error where it is not finite, and undo it."""
+        before = [x.clone() for x in self.changing()]
         self.checks = True
-        torch._foreach_copy_(self.changing(), self._before)
         try:
             self.step(features, noises)
             raise NonFinite(metric)
         finally:
             self.checks = False
             self.num_updates -= 1
-            torch._foreach_copy_(self.changing(), self._before)
+            torch._foreach_copy_(self.changing(), before)
 
     def minimise(self, optimizer: NetworkOptimizer, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """Step a network along the gradient of the mean [] of the shards' losses []; returns it."""
         loss = optimizer.mean_gradient(losses) if self.checks else optimizer.gradient(losses)
-        self._norms[optimizer.name] = optimizer.flat.grad.norm()
+        self._norms[_NORM + optimizer.name] = optimizer.flat.grad.norm()
         optimizer.step(self.config.learning_rate)
         return loss
 
@@ -385,6 +430,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
             "critic_optimizer": {**optimizer.state_dict(), **moments},
             "actor_optimizer": self.actor_optimizer.state_dict(),
             "num_updates": self.num_updates,
+            "step": "eager" if self.compiled is None else "compiled",
             "acts_at_random": self.acts_at_random,
             "rewards": self.rewards.state_dict(),
             "stores": {_shard_name(s): store.state_dict() for s, store in enumerate(self.stores)},
@@ -399,6 +445,9 @@ class OffPolicy(PolicyAlgorithm, ABC):
         optimizer.count.copy_(torch.as_tensor(moments["count"]))
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
         self.num_updates = int(state["num_updates"])
+        self._was_compiled = state.get("step") == "compiled" and self.num_updates > 0
+        if self.num_updates and not self._was_compiled:
+            self.compiled = None  # A run that could not be compiled stays eager.
         self.acts_at_random = bool(state["acts_at_random"])
         self.rewards.load_state_dict(state["rewards"])
         for s, store in enumerate(self.stores):
@@ -428,6 +477,18 @@ class OffPolicy(PolicyAlgorithm, ABC):
             store.close()
 
 
+def example_batch(policy: Actor, size: int) -> Batch:
+    """A minibatch of zeros with features, of the shapes that a uniform sampler gives."""
+    obs = {
+        name: torch.zeros((size, *spec.shape), dtype=getattr(torch, spec.dtype))
+        for name, spec in policy.observations.items()
+    }
+    features = policy.prepare(obs)
+    ended = torch.zeros(size, dtype=torch.bool)
+    actions = torch.zeros(size, policy.num_actions)
+    return Batch(features, actions, torch.zeros(size), ended, features)
+
+
 def _shard_name(shard: int) -> str:
     return f"{shard:06d}"
 
@@ -449,6 +510,7 @@ def _locate_fault(batches: Sequence[Batch], error: NonFinite) -> NonFinite:
     return NonFinite(found or error.where, arrays)
 
 
+_NORM = "the norm of the gradient of the "
 _MOST_BLOCKS = 1 << 17
 """The largest number of files of a replay, of up to 1 GiB each: a checkpoint lists their hashes."""
 
@@ -507,6 +569,7 @@ class OffPolicyConfig(DatasetConfig):
         "target_interval": "target_update_interval",
     }
     rewards_from: ClassVar[str] = "replay"
+    compiles: ClassVar[bool] = True
 
     rollout_steps: int = Field(100, ge=1, description="Steps of every environment in an iteration.")
     train_batches: int = Field(100, ge=1, description="Gradient steps of an iteration.")
@@ -645,7 +708,13 @@ class OffPolicyConfig(DatasetConfig):
         """Construct the algorithm and its reward source; without a key on the meta device."""
         rewards_key = None if key is None else key.child("rewards")
         rewards = run.recipe.rewards.for_replay(run, rewards_key, device)
-        return self.make(policy, stores, rewards, (key or Key(0)).child("critics"), device)
+        made = self.make(policy, stores, rewards, (key or Key(0)).child("critics"), device)
+        if run.recipe.learner.step == "compiled" and key is not None:
+            size = self.batch_size // len(stores)
+            example = example_batch(made.policy, size)
+            noise = torch.zeros(made.noise_draws, size, made.policy.num_actions)
+            made.compiled = CompiledStep(made, [example] * len(stores), [noise] * len(stores))
+        return made
 
     def plan(self, run: Resolved) -> PlanSection:
         if run.data is not None:

@@ -163,10 +163,14 @@ class RLPD(SAC):
     def _demonstrated(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         return uniform(self.demonstrations, generator, size)
 
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        return (*super().intervals, self.config.actor_interval)
+
     def begin_step(self) -> None:
         drawn = self._key.child("subset", self.num_updates).generator()
         among = drawn.choice(self.config.num_critics, self.config.subset, replace=False)
-        self.among = torch.from_numpy(among).to(self.device)
+        self.drawn = {"among": torch.from_numpy(among).to(self.device)}
 
     def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
@@ -183,7 +187,7 @@ class RLPD(SAC):
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
         """The targets [n] of the critics."""
         actions, log_probs = self.policy.sample(batch.next_obs, noise)
-        min_q = self.critic_target.module.min_q(batch.next_obs, actions, self.among)
+        min_q = self.critic_target.module.min_q(batch.next_obs, actions, self.drawn["among"])
         next_values = min_q - alpha * log_probs
         return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
 

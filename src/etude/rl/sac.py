@@ -81,12 +81,15 @@ class SAC(OffPolicy):
         config = self.config
         given = config.target_entropy
         self.target_entropy = -float(self.policy.num_actions) if given is None else given
-        self.log_alpha = torch.full(
-            (1,), math.log(config.alpha or config.initial_alpha), device=self.device
-        )
-        self._alpha_grad = torch.zeros_like(self.log_alpha)
-        self.alpha_optimizer = Adam(self.log_alpha, self._alpha_grad, config.adam_epsilon)
+        start = math.log(config.alpha or config.initial_alpha)
+        log_alpha = torch.full((1,), start, device=self.device)
+        self.alpha_optimizer = Adam(log_alpha, torch.zeros_like(log_alpha), config.adam_epsilon)
         self.optimizers.append(self.alpha_optimizer)
+
+    @property
+    def log_alpha(self) -> torch.Tensor:
+        """[1] logarithm of the entropy coefficient."""
+        return self.alpha_optimizer.data
 
     def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
@@ -130,7 +133,7 @@ class SAC(OffPolicy):
         loss = -self.log_alpha.squeeze() * surplus
         if self.checks and not bool(loss.isfinite()):
             raise NonFinite("the loss of the entropy coefficient")
-        self._alpha_grad.copy_(-surplus)
+        self.alpha_optimizer.grad.copy_(-surplus)
         self.alpha_optimizer.step(self.config.learning_rate)
         return {**metrics, "train/ent_coef_loss": loss}
 

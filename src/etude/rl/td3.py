@@ -86,6 +86,10 @@ class TD3(OffPolicy):
         self.actor_target = TargetNetwork(self.policy.actor)
         self.targets.append((self.actor_target, self.actor_optimizer))
 
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        return (*super().intervals, self.config.delay)
+
     def broadcast(self, clock: Clock) -> Broadcast:
         broadcast = super().broadcast(clock)
         broadcast.policy["exploration"] = torch.tensor(self.config.exploration)

@@ -46,13 +46,14 @@ def collect(
     model: str = "",
     code: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
+    step: str | None = "eager",
 ) -> Tree:
     """The manifest of a run that starts now, as a tree of JSON values.
 
     exactness: the plan's statement. threads: the recipe's thread counts. project: folder of the git
     repository, by default the current one. ranks: number of learner processes. recipe: its digest.
     model: hash of the simulated model. code: see `etude.core.user_code`. notes: the plan's notes
-    about the environment.
+    about the environment. step: how gradient steps are computed; None if that is not known.
     """
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
@@ -67,7 +68,7 @@ def collect(
             "capability": torch.backends.cpu.get_cpu_capability(),
         },
         "threads": {"torch": torch.get_num_threads()} | (threads or {}),
-        "learner": {"ranks": ranks},
+        "learner": {"ranks": ranks, "step": step},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES)},
         "git": _git(project or Path.cwd()),
         "computation": standard_digest(),
@@ -156,12 +157,13 @@ _NAMES = {
     "git/commit": "The git commit of the project",
     "computation": "The hash of the standard computation",
     "task/model": "The hash of the simulated model",
+    "learner/step": "The kind of gradient steps",
 }
 _HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness", "notes", "changes")
 """Not compared: numbers of cores and ranks do not change bits; the others are compared
 elsewhere."""
 _DECISIVE = (
-    *("computation", "cpu/capability"),
+    *("computation", "cpu/capability", "learner/step"),
     *(f"versions/{package}" for package in PACKAGES),
     *("task/", "code/"),
 )
