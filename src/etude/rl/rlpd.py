@@ -28,7 +28,6 @@ from pydantic import Field
 
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.data.returns import td_targets
 from etude.data.store.manifest import open_episodes
 from etude.data.store.views import EpisodesOf, open_with_task
 from etude.models.actors import Critics
@@ -38,7 +37,7 @@ from etude.rl import offline
 from etude.rl.off_policy import ReplayGeometry
 from etude.rl.offline import dataset_geometry
 from etude.rl.sac import SAC, SACConfig
-from etude.rl.sampling import Batch, Experience, Sample, mixture, uniform
+from etude.rl.sampling import Batch, Experience, Sample, mixture
 
 
 class RLPDConfig(SACConfig):
@@ -162,7 +161,7 @@ class RLPD(SAC):
         )
 
     def _demonstrated(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
-        return uniform(self.demonstrations, generator, size)
+        return self.uniform(self.demonstrations, generator, size)
 
     def learn(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
@@ -192,7 +191,7 @@ class RLPD(SAC):
         among = drawn.choice(config.num_critics, config.subset, replace=False).tolist()
         min_q = self.critic_target.module.min_q(following, actions, among)
         next_values = min_q - alpha * log_probs
-        return td_targets(batch.rewards, next_values, batch.terminated, config.gamma)
+        return self.td_targets(batch, next_values)
 
     def _update_actor(
         self, features: Sequence[Features], noises: Sequence[torch.Tensor], alpha: torch.Tensor

@@ -26,7 +26,6 @@ from pydantic import Field
 from etude.core.errors import NonFinite
 from etude.core.metrics import Column, Curve, Metric, Metrics
 from etude.core.trees import Tree
-from etude.data.returns import td_targets
 from etude.models.actors import SquashedPolicy
 from etude.rl.base import Adam
 from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
@@ -126,7 +125,7 @@ class SAC(OffPolicy):
         actions, log_probs = self.policy.sample(following, noise)
         min_q = self.critic_target.module.min_q(following, actions)
         next_values = min_q - alpha * log_probs
-        return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
+        return self.td_targets(batch, next_values)
 
     def _alpha_gradient(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The loss []  -log alpha * mean(log-probability + target entropy),  with its gradient."""
