@@ -678,12 +678,13 @@ class OffPolicyConfig(DatasetConfig):
 
     def update_lines(self, rewards: RewardsSection) -> list[str]:
         """Lines of the plan about the update."""
-        batches = f"update: {self.train_batches:,} batches of {self.batch_size:,} transitions"
-        return [batches, *self._return_lines(), *rewards.lines]
+        batches = f"{self.train_batches:,} batches of {self.batch_size:,} transitions"
+        return [f"update: {', '.join([batches, *self._update_details()])}", *rewards.lines]
 
-    def _return_lines(self) -> list[str]:
+    def _update_details(self) -> list[str]:
+        """What the plan says of an update besides its size."""
         steps = self.return_steps
-        return [f"targets: {steps}-step returns"] if steps > 1 else []
+        return [f"with {steps}-step returns"] if steps > 1 else []
 
     def learner_bytes(self, run: Resolved, training: Tree) -> dict[str, int]:
         """Bytes in memory of the learner, by part."""

@@ -30,9 +30,8 @@ from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.data.store.manifest import open_episodes
 from etude.data.store.views import EpisodesOf, open_with_task
-from etude.models.actors import Critics
 from etude.models.policies import Features
-from etude.planning.recipe import Recipe, Resolved, RewardsSection
+from etude.planning.recipe import Recipe, Resolved
 from etude.rl import offline
 from etude.rl.off_policy import ReplayGeometry
 from etude.rl.offline import dataset_geometry
@@ -58,7 +57,7 @@ class RLPDConfig(SACConfig):
         0.5, gt=0, lt=1, description="Fraction of every minibatch that is from the dataset."
     )
     num_critics: int = Field(10, ge=1, description="Critics of the ensemble.")
-    subset: int = Field(
+    subset: int | None = Field(
         2, ge=1, description="Critics, drawn at random, whose smallest estimate is the target."
     )
     actor_interval: int = Field(
@@ -91,29 +90,15 @@ class RLPDConfig(SACConfig):
             raise UsageError(
                 "The critics of rlpd need layer norm: set --policy.layer-norm critic or all."
             )
-        if self.subset > self.num_critics:
-            raise UsageError(
-                f"algorithm.subset {self.subset} is more than the {self.num_critics} critics: "
-                f"use {self.num_critics} or fewer, or more algorithm.num_critics."
-            )
         dataset_geometry(self)
         return super().geometry(recipe)
 
     def make(self, policy: Any, *parts: Any, **named: Any) -> RLPD:
         return RLPD(self, policy, *parts, **named)
 
-    def update_lines(self, rewards: RewardsSection) -> list[str]:
-        shown, batches = self.batch_size - self.replayed, self.train_batches
-        return [
-            f"update: {batches:,} batches of {self.batch_size:,} transitions, {shown:,} of them "
-            f"from the dataset, for {self.num_critics} critics; "
-            f"{batches // self.actor_interval:,} for the actor",
-            *rewards.lines,
-        ]
-
-    def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
-        found = super().estimates(run, training)
-        return {**found, "workspace": found["workspace"] * max(self.num_critics, 2) // 2}
+    def _update_details(self) -> list[str]:
+        shown = self.batch_size - self.replayed
+        return [f"{shown:,} of them from the dataset", *super()._update_details()]
 
     def _notes(self, run: Resolved) -> list[str]:
         store = open_episodes(Path(self.dataset), ())
@@ -151,9 +136,6 @@ class RLPD(SAC):
             )
         every = np.arange(store.num_episodes)
         self.demonstrations = EpisodesOf(store, every, policy.action)
-
-    def make_critics(self, generator: torch.Generator | None) -> Critics:
-        return self.policy.make_critics(generator, self.config.num_critics)
 
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         return mixture(self._demonstrated, super().sample, self.config.share)(

@@ -23,12 +23,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from etude.core.errors import NonFinite
+from etude.core.errors import NonFinite, UsageError
 from etude.core.metrics import Column, Curve, Metric, Metrics
 from etude.core.trees import Tree
-from etude.models.actors import SquashedPolicy
+from etude.models.actors import Critics, SquashedPolicy
+from etude.planning.recipe import Recipe, Resolved
 from etude.rl.base import Adam
-from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
+from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig, ReplayGeometry
 from etude.rl.sampling import Batch
 
 
@@ -36,7 +37,11 @@ class SACConfig(OffPolicyConfig):
     """Soft actor-critic."""
 
     policies: ClassVar[str] = "squashed"
-    aliases = OffPolicyConfig.aliases | {"alpha": "ent_coef entropy_coef"}
+    aliases = OffPolicyConfig.aliases | {
+        "alpha": "ent_coef entropy_coef",
+        "num_critics": "n_critics",
+        "actor_interval": "policy_delay",
+    }
     metrics: ClassVar[Metrics] = (
         *METRICS,
         Metric(
@@ -62,11 +67,43 @@ class SACConfig(OffPolicyConfig):
         description="Entropy that a learned coefficient aims at; None: minus the action dimension.",
     )
 
+    num_critics: int = Field(2, ge=1, description="Critics of the ensemble.")
+    subset: int | None = Field(
+        None,
+        ge=1,
+        description="Critics, drawn at random in each gradient step, whose smallest estimate is "
+        "the target; the actor then maximises the mean of all (REDQ). None: the smallest estimate "
+        "of all critics, for targets and actor.",
+    )
+    actor_interval: int = Field(
+        1, ge=1, description="Gradient steps of the critics per step of the actor."
+    )
+
     def read_at_start(self) -> Collection[str]:
         return ("initial_alpha",)
 
     def make(self, *parts: Any, **named: Any) -> SAC:
         return SAC(self, *parts, **named)
+
+    def geometry(self, recipe: Recipe) -> ReplayGeometry | None:
+        if self.subset is not None and self.subset > self.num_critics:
+            raise UsageError(
+                f"algorithm.subset {self.subset} is more than the {self.num_critics} critics: "
+                f"use {self.num_critics} or fewer, or more algorithm.num_critics."
+            )
+        return super().geometry(recipe)
+
+    def _update_details(self) -> list[str]:
+        details = super()._update_details()
+        if self.num_critics != 2:
+            details.append(f"for {self.num_critics} critics")
+        if self.actor_interval > 1:
+            details.append(f"{self.train_batches // self.actor_interval:,} of them for the actor")
+        return details
+
+    def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
+        found = super().estimates(run, training)
+        return {**found, "workspace": found["workspace"] * max(self.num_critics, 2) // 2}
 
 
 class SAC(OffPolicy):
@@ -75,6 +112,9 @@ class SAC(OffPolicy):
     config: SACConfig
     policy: SquashedPolicy
     noise_draws = 2
+
+    def make_critics(self, generator: torch.Generator | None) -> Critics:
+        return self.policy.make_critics(generator, self.config.num_critics)
 
     def setup(self) -> None:
         config = self.config
