@@ -682,7 +682,7 @@ class OffPolicyConfig(DatasetConfig):
         return [f"update: {', '.join([batches, *self._update_details()])}", *rewards.lines]
 
     def _update_details(self) -> list[str]:
-        """What the plan says of an update besides its size."""
+        """Parts of the line of the plan about an update, after its size."""
         steps = self.return_steps
         return [f"with {steps}-step returns"] if steps > 1 else []
 

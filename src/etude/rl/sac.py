@@ -98,7 +98,7 @@ class SACConfig(OffPolicyConfig):
         if self.num_critics != 2:
             details.append(f"for {self.num_critics} critics")
         if self.actor_interval > 1:
-            details.append(f"{self.train_batches // self.actor_interval:,} of them for the actor")
+            details.append(f"{self.train_batches // self.actor_interval:,} batches for the actor")
         return details
 
     def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
