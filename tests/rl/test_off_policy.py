@@ -217,6 +217,7 @@ def test_the_same_key_gives_the_same_bits(kind: str, shards: int, tmp_path: Path
 @pytest.mark.parametrize("normalise", [False, True])
 def test_a_run_continues_from_its_state(kind: str, normalise: bool, tmp_path: Path) -> None:
     fields = {"shards": 2, "normalise_observations": normalise, "capacity": 300}
+    fields["return_steps"] = 3 if normalise else 1
     learner = make_learner(tmp_path, kind, **fields)
     for _ in range(3):
         learner.iterate()
