@@ -63,11 +63,11 @@ def layers(network: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tenso
 
 
 def critic_pairs(ours: Any, theirs: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for own, other in zip(ours.networks, (theirs.qf0, theirs.qf1), strict=True):
+    for k, other in enumerate((theirs.qf0, theirs.qf1)):
         linear = [module for module in other if hasattr(module, "weight")]
-        for (weight, bias), module in zip(layers(own), linear, strict=True):
-            yield weight, module.weight
-            yield bias, module.bias
+        for (weight, bias), module in zip(layers(ours), linear, strict=True):
+            yield weight[k].t(), module.weight
+            yield bias[k, 0], module.bias
 
 
 def pairs(agent: SAC, model: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -191,13 +191,14 @@ def test_one_step_with_random_critics_by_hand() -> None:
     x, after = (policy.prepare(obs) for obs in (batch.obs, batch.next_obs))
     with torch.no_grad():
         actions, log_probs = policy.sample(after, noise[1])
-        every = torch.stack(target(after, actions))
-        estimates = torch.stack(agent.critics(x, batch.actions))
+        every = target(after, actions)
+        estimates = agent.critics(x, batch.actions)
         drawn, drawn_log_probs = policy.sample(x, noise[0])
-    drawn_pairs = set()
+    prepared, drawn_pairs = batch._replace(next_obs=after), set()
     for number in range(30):
         agent.num_updates = number
-        found = agent.target(batch, noise[1], torch.tensor([0.3]))
+        agent.begin_step()
+        found = agent.target(prepared, noise[1], torch.tensor([0.3]))
         for pair in ((0, 1), (0, 2), (1, 2)):
             value = every[list(pair)].min(0).values - 0.3 * log_probs
             wanted = batch.rewards + 0.9 * value * ~batch.terminated
@@ -209,13 +210,14 @@ def test_one_step_with_random_critics_by_hand() -> None:
     assert drawn_pairs == {(0, 1), (0, 2), (1, 2)}
 
     agent.num_updates = 0
-    wanted = agent.target(batch, noise[1], torch.tensor([0.3]))
+    agent.begin_step()
+    wanted = agent.target(prepared, noise[1], torch.tensor([0.3]))
     metrics = agent.learn([batch], [noise])
     assert float(metrics["train/critic_loss"]) == pytest.approx(
         float((estimates - wanted).square().mean()), rel=1e-5
     )
     with torch.no_grad():
-        mean_q = torch.stack(agent.critics(x, drawn)).mean(0)
+        mean_q = agent.critics(x, drawn).mean(0)
     assert float(metrics["train/actor_loss"]) == pytest.approx(
         float((0.3 * drawn_log_probs - mean_q).mean()), rel=1e-5
     )
@@ -230,8 +232,8 @@ def test_the_smallest_of_all_critics_is_the_default() -> None:
         x, after = (policy.prepare(obs) for obs in (batch.obs, batch.next_obs))
         with torch.no_grad():
             actions, log_probs = policy.sample(after, noise[1])
-            value = torch.stack(target(after, actions)).min(0).values - 0.3 * log_probs
-            estimates = torch.stack(agent.critics(x, batch.actions))
+            value = target(after, actions).min(0).values - 0.3 * log_probs
+            estimates = agent.critics(x, batch.actions)
             drawn, drawn_log_probs = policy.sample(x, noise[0])
         assert len(estimates) == num
         wanted = batch.rewards + 0.9 * value * ~batch.terminated
@@ -239,7 +241,7 @@ def test_the_smallest_of_all_critics_is_the_default() -> None:
         error = (estimates - wanted).square().mean()
         assert float(metrics["train/critic_loss"]) == pytest.approx(float(error), rel=1e-5)
         with torch.no_grad():
-            min_q = torch.stack(agent.critics(x, drawn)).min(0).values
+            min_q = agent.critics(x, drawn).min(0).values
         loss = (0.3 * drawn_log_probs - min_q).mean()
         assert float(metrics["train/actor_loss"]) == pytest.approx(float(loss), rel=1e-5)
 

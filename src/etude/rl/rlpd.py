@@ -1,13 +1,11 @@
 """Reinforcement learning with prior data (Ball et al. 2023): SAC that also replays demonstrations.
 
-Differences from SAC (`sac.py`):
+The gradient step is that of SAC (`sac.py`). Half of every minibatch is sampled from the dataset, the
+other half from the replay. There is no training before environment steps, and no imitation.
 
-1. Half of every minibatch is sampled from the dataset, the other half from the replay. There is no
-   training before environment steps, and no imitation.
-2. Critics are an ensemble with layer norm, which limits overestimation at actions that are in
-   neither. The targets of a step are the minimum of two critics, drawn at random.
-3. Critics are updated `actor_interval` times as often as actor and entropy coefficient; the actor
-   maximises the mean of all critics.
+The settings are those of the paper: critics are an ensemble with layer norm, which limits
+overestimation at actions that are in neither, with targets from a random `subset` of two; they are
+updated `actor_interval` times as often as actor and entropy coefficient.
 
 The paper takes 20 gradient steps per environment step (from states). Here that ratio is
 `train_batches` / steps of an iteration; it is 1 in the recipes, to save time, and the plan shows
@@ -18,25 +16,22 @@ The rewards of the dataset must be those of the environment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.data.store.manifest import open_episodes
 from etude.data.store.views import EpisodesOf, open_with_task
-from etude.models.policies import Features
 from etude.planning.recipe import Recipe, Resolved
 from etude.rl import offline
 from etude.rl.off_policy import ReplayGeometry
 from etude.rl.offline import dataset_geometry
 from etude.rl.sac import SAC, SACConfig
-from etude.rl.sampling import Batch, Experience, Sample, mixture
+from etude.rl.sampling import Experience, Sample, mixture
 
 
 class RLPDConfig(SACConfig):
@@ -144,55 +139,6 @@ class RLPD(SAC):
 
     def _demonstrated(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         return self.uniform(self.demonstrations, generator, size)
-
-    def learn(
-        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        config, policy = self.config, self.policy
-        alpha = self.log_alpha.exp()
-        features = [policy.prepare(batch.obs) for batch in batches]
-
-        targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
-        weight = 1.0 / config.num_critics
-        critic_loss, q_mean = self.critic_gradient(features, batches, targets, weight)
-        self.critic_optimizer.step(config.learning_rate)
-        metrics = {"train/critic_loss": critic_loss, "train/q_mean": q_mean}
-
-        self.num_updates += 1
-        self.update_targets()
-        if self.num_updates % config.actor_interval == 0:
-            metrics |= self._update_actor(features, noises, alpha)
-        return metrics
-
-    @torch.no_grad()
-    def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-        """The targets [n] of the critics."""
-        config, following = self.config, self.policy.prepare(batch.next_obs)
-        actions, log_probs = self.policy.sample(following, noise)
-        drawn = self._key.child("subset", self.num_updates).generator()
-        among = drawn.choice(config.num_critics, config.subset, replace=False).tolist()
-        min_q = self.critic_target.module.min_q(following, actions, among)
-        next_values = min_q - alpha * log_probs
-        return self.td_targets(batch, next_values)
-
-    def _update_actor(
-        self, features: Sequence[Features], noises: Sequence[torch.Tensor], alpha: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Update the actor, on the mean of all critics, and the entropy coefficient."""
-        config = self.config
-        drawn = [self.policy.sample(x, z[0]) for x, z in zip(features, noises, strict=True)]
-        losses = []
-        for x, (actions, log_probs) in zip(features, drawn, strict=True):
-            mean_q = torch.stack(self.critics(x, actions)).mean(0)
-            losses.append((alpha * log_probs - mean_q).mean())
-        metrics = {"train/actor_loss": self.actor_optimizer.mean_gradient(losses)}
-        self.actor_optimizer.step(config.learning_rate)
-        metrics["train/ent_coef"] = alpha.squeeze()
-        if config.alpha is None:
-            surplus = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
-            metrics["train/ent_coef_loss"] = surplus
-            self.alpha_optimizer.step(config.learning_rate)
-        return metrics
 
     def check_unchanged(self) -> None:
         super().check_unchanged()

@@ -1,17 +1,19 @@
 """Soft actor-critic: maximise rewards and the entropy of the policy.
 
-One gradient step, top to bottom (`learn`):
+One gradient step, top to bottom (`step`):
 
-1. Sample actions of the policy in the replayed states, with their log-probabilities.
-2. Critics: regress to  r + gamma * (min of the target critics - alpha * log-probability)  of an
+1. Critics: regress to  r + gamma * (min of the target critics - alpha * log-probability)  of an
    action sampled in the next state; to r alone if the episode terminated.
-3. Alpha, the entropy coefficient, increases while the entropy is below its target.
-4. Actor: minimise  alpha * log-probability - min of the updated critics  of its action.
-5. The target critics follow the critics.
+2. Every `actor_interval` steps, actor: minimise  alpha * log-probability - min of the updated
+   critics  of an action sampled in the replayed state.
+3. With it, alpha, the entropy coefficient, increases while the entropy is below its target.
+4. The target critics follow the critics.
 
 All of them use the alpha from before this step. The reward source (`rewards/`) gives r,
-`off_policy.py` samples the states. The order of steps is that of stable-baselines3; a test compares
-the two updates.
+`off_policy.py` samples the states. A test compares the update with the one of stable-baselines3.
+
+With `subset` the critics are an ensemble as in REDQ (Chen et al. 2021): the minimum in a target is
+that of a random subset, and the actor maximises the mean of all.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pydantic import Field
 from etude.core.errors import NonFinite, UsageError
 from etude.core.metrics import Column, Curve, Metric, Metrics
 from etude.core.trees import Tree
-from etude.models.actors import Critics, SquashedPolicy
+from etude.models.actors import EVERY, Critics, SquashedPolicy
 from etude.planning.recipe import Recipe, Resolved
 from etude.rl.base import Adam
 from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig, ReplayGeometry
@@ -112,6 +114,8 @@ class SAC(OffPolicy):
     config: SACConfig
     policy: SquashedPolicy
     noise_draws = 2
+    among: slice | torch.Tensor = EVERY
+    """The critics whose smallest estimate is the target."""
 
     def make_critics(self, generator: torch.Generator | None) -> Critics:
         return self.policy.make_critics(generator, self.config.num_critics)
@@ -125,56 +129,68 @@ class SAC(OffPolicy):
         )
         self._alpha_grad = torch.zeros_like(self.log_alpha)
         self.alpha_optimizer = Adam(self.log_alpha, self._alpha_grad, config.adam_epsilon)
+        self.optimizers.append(self.alpha_optimizer)
 
-    def learn(
+    def begin_step(self) -> None:
+        """Draw the critics of this step's targets."""
+        num, subset = self.config.num_critics, self.config.subset
+        if subset is not None:
+            drawn = self._key.child("subset", self.num_updates).generator()
+            among = drawn.choice(num, subset, replace=False)
+            self.among = torch.from_numpy(among).to(self.device)
+
+    def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        config, policy, critics = self.config, self.policy, self.critics
-        alpha = self.log_alpha.exp()
-        features = [policy.prepare(batch.obs) for batch in batches]
-        drawn = [policy.sample(x, z[0]) for x, z in zip(features, noises, strict=True)]
-
+        config, alpha = self.config, self.log_alpha.exp()
         targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
-        critic_loss, q_mean = self.critic_gradient(features, batches, targets, weight=0.5)
-        alpha_loss = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
-        if config.alpha is None:
-            self.alpha_optimizer.step(config.learning_rate)
-        self.critic_optimizer.step(config.learning_rate)
-
-        actor_losses = []
-        for x, (actions, log_probs) in zip(features, drawn, strict=True):
-            min_q = critics.min_q(x, actions)
-            actor_losses.append((alpha * log_probs - min_q).mean())
-        actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
-        self.actor_optimizer.step(config.learning_rate)
-
-        self.num_updates += 1
+        metrics = self.regress(batches, targets, 1.0 / config.num_critics)
+        if self.num_updates % config.actor_interval == 0:
+            metrics |= self._update_actor(batches, noises, alpha)
         self.update_targets()
-        metrics = {
-            "train/critic_loss": critic_loss,
-            "train/actor_loss": actor_loss,
-            "train/ent_coef": alpha.squeeze(),
-            "train/q_mean": q_mean,
-        }
-        return metrics | ({"train/ent_coef_loss": alpha_loss} if config.alpha is None else {})
+        return metrics
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
         """The targets [n] of the critics."""
-        following = self.policy.prepare(batch.next_obs)
-        actions, log_probs = self.policy.sample(following, noise)
-        min_q = self.critic_target.module.min_q(following, actions)
-        next_values = min_q - alpha * log_probs
-        return self.td_targets(batch, next_values)
+        actions, log_probs = self.policy.sample(batch.next_obs, noise)
+        min_q = self.critic_target.module.min_q(batch.next_obs, actions, self.among)
+        return self.td_targets(batch, min_q - alpha * log_probs)
 
-    def _alpha_gradient(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The loss []  -log alpha * mean(log-probability + target entropy),  with its gradient."""
+    def _update_actor(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor], alpha: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Update actor and entropy coefficient; returns metrics."""
+        drawn = [self.policy.sample(b.obs, z[0]) for b, z in zip(batches, noises, strict=True)]
+        losses = []
+        for batch, (actions, log_probs) in zip(batches, drawn, strict=True):
+            if self.config.subset is None:
+                q = self.critics.min_q(batch.obs, actions)
+            else:
+                q = self.critics(batch.obs, actions).mean(0)
+            losses.append((alpha * log_probs - q).mean())
+        metrics = {"train/actor_loss": self.minimise(self.actor_optimizer, losses)}
+        return metrics | self.update_alpha([log_probs.detach() for _, log_probs in drawn], alpha)
+
+    @torch.no_grad()
+    def update_alpha(
+        self, log_probs: Sequence[torch.Tensor], alpha: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Step a learned entropy coefficient; returns metrics, with `alpha` [1] before the step.
+
+        log_probs: the shards' log-probabilities [n]. The loss is
+        -log alpha * mean(log-probability + target entropy).
+        """
+        metrics = {"train/ent_coef": alpha.squeeze()}
+        if self.config.alpha is not None:
+            return metrics
         surplus = torch.stack([x.mean() for x in log_probs]).mean() + self.target_entropy
-        self._alpha_grad.copy_(-surplus)
         loss = -self.log_alpha.squeeze() * surplus
-        if not bool(loss.isfinite()):
+        if self.checks and not bool(loss.isfinite()):
             raise NonFinite("the loss of the entropy coefficient")
-        return loss
+        self._alpha_grad.copy_(-surplus)
+        self.alpha_optimizer.step(self.config.learning_rate)
+        return {**metrics, "train/ent_coef_loss": loss}
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         super().start_from(arrays, training)
