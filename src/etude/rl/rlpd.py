@@ -1,7 +1,7 @@
 """Reinforcement learning with prior data (Ball et al. 2023): SAC that also replays demonstrations.
 
-The gradient step is that of SAC (`sac.py`). Half of every minibatch is sampled from the dataset, the
-other half from the replay. There is no training before environment steps, and no imitation.
+The gradient step is that of SAC (`sac.py`). Half of every minibatch is sampled from the dataset,
+the other half from the replay. There is no training before environment steps, and no imitation.
 
 The settings are those of the paper: critics are an ensemble with layer norm, which limits
 overestimation at actions that are in neither, with targets from a random `subset` of two; they are
