@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etude.core.contracts import Reflection
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.env import MujocoEnv
@@ -40,6 +41,7 @@ __all__ = [
     "Part",
     "Randomization",
     "ReachTarget",
+    "Reflection",
     "Robot",
     "Simulation",
     "Target",

@@ -32,7 +32,7 @@ import torch
 from pydantic import Field
 
 from etude.core.clock import Clock, Interval, Loops
-from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
+from etude.core.contracts import ACTION, Array, BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.metrics import Column, Curve, Health, Metric, Metrics, Warning
@@ -155,6 +155,8 @@ class OffPolicy(PolicyAlgorithm, ABC):
         """One store per shard; the critics' initial weights are drawn from `key`."""
         self.config, self.stores, self.rewards = config, stores, rewards
         self.policy, self.device = policy.to(device), device
+        if config.mirror:
+            policy.require_mirror()
         generator = torch.Generator().manual_seed(key.integer()) if device.type != "meta" else None
         self.critics = self.make_critics(generator).to(device)
         self.actor_optimizer = NetworkOptimizer("actor", self.policy, config.adam_epsilon)
@@ -291,7 +293,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
             reward_metrics = self.rewards.update(self.stores, key.child("rewards", b))
             samples = next(coming)
             batches = [self.rewards.relabel(Batch.of(sample, self.device)) for sample in samples]
-            batches = [self._shifted(*pair) for pair in zip(batches, chances, strict=True)]
+            batches = [self._augmented(*pair) for pair in zip(batches, chances, strict=True)]
             noises = [self._noise(generator, size) for generator in chances]
             try:
                 learned = self.learn(batches, noises)
@@ -316,8 +318,11 @@ class OffPolicy(PolicyAlgorithm, ABC):
         discounts = self.config.gamma if batch.discounts is None else batch.discounts
         return td_targets(batch.rewards, next_values, batch.terminated, discounts)
 
-    def _shifted(self, batch: Batch, generator: np.random.Generator) -> Batch:
-        """Shift the images that the policy reads at random (DrQ, Kostrikov et al. 2020)."""
+    def _augmented(self, batch: Batch, generator: np.random.Generator) -> Batch:
+        """Shift the images that the policy reads at random (DrQ, Kostrikov et al. 2020); with
+        `mirror`, replace a random half of the transitions by their mirror images."""
+        if self.config.mirror:
+            batch = self._mirrored(batch, generator.random(len(batch.rewards)) < 0.5)
         names, pixels = self.policy.image_names, self.config.random_shift
         if not names or not pixels:
             return batch
@@ -326,6 +331,21 @@ class OffPolicy(PolicyAlgorithm, ABC):
             return obs | {n: random_shift(obs[n], pixels, generator) for n in names}
 
         return batch._replace(obs=moved(batch.obs), next_obs=moved(batch.next_obs))
+
+    def _mirrored(self, batch: Batch, chosen: Array) -> Batch:
+        """Replace the chosen [n] transitions by their mirror images."""
+        policy = self.policy
+        at = torch.from_numpy(chosen.nonzero()[0]).to(self.device)
+
+        def replaced(x: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+            return x.index_copy(0, at, image[at])
+
+        def obs(seen: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            images = policy.mirrored(seen)
+            return seen | {name: replaced(seen[name], images[name]) for name in images}
+
+        actions = replaced(batch.actions, policy.mirror[ACTION].of(batch.actions))
+        return batch._replace(obs=obs(batch.obs), next_obs=obs(batch.next_obs), actions=actions)
 
     def _noise(self, generator: np.random.Generator, size: int) -> torch.Tensor:
         """[noise_draws, size, dims] standard normal."""
@@ -543,6 +563,11 @@ class OffPolicyConfig(DatasetConfig):
         ge=0,
         description="Images that the policy reads are shifted at random by up to this number of "
         "pixels, before each gradient step; 0: not shifted.",
+    )
+    mirror: bool = Field(
+        False,
+        description="Replace a random half of every minibatch by its mirror image, left for right: "
+        "for symmetric robots.",
     )
     normalise_observations: bool = Field(
         False, description="Normalise observations by their running mean and standard deviation."

@@ -6,12 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from etude.core.contracts import Array
+from etude.core.contracts import Array, Reflection
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.mirror import (
+    PLANAR_VELOCITY,
+    ROTATION,
+    VECTOR,
+    Mirror,
+    swapped,
+    unchanged,
+)
 from etude.envs.mujoco.robot import Feet, Robot
 from etude.envs.mujoco.task import Function, Observation
 from etude.envs.mujoco.terrain import Terrain
+
+HEADING = Reflection((0, 1), (1.0, -1.0))
 
 
 def joint_positions(robot: Robot, **pipeline: Any) -> Observation:
@@ -20,6 +30,7 @@ def joint_positions(robot: Robot, **pipeline: Any) -> Observation:
         lambda _: robot.joint_positions,
         "rad or m",
         "from the home pose, in the order of the joints",
+        lambda _: robot.mirror(),
         pipeline,
     )
 
@@ -27,18 +38,24 @@ def joint_positions(robot: Robot, **pipeline: Any) -> Observation:
 def joint_velocities(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, joints] rad/s or m/s."""
     return _term(
-        lambda _: robot.joint_velocities, "rad/s or m/s", "in the order of the joints", pipeline
+        lambda _: robot.joint_velocities,
+        "rad/s or m/s",
+        "in the order of the joints",
+        lambda _: robot.mirror(),
+        pipeline,
     )
 
 
 def height(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 1] m: of the base above the ground."""
-    return _term(lambda _: robot.height[:, None], "m", "of the base above the ground", pipeline)
+    return _term(
+        lambda _: robot.height[:, None], "m", "of the base above the ground", unchanged(1), pipeline
+    )
 
 
 def position(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 3] m: of the base in the world."""
-    return _term(lambda _: robot.position, "m", "of the base in the world", pipeline)
+    return _term(lambda _: robot.position, "m", "of the base in the world", VECTOR, pipeline)
 
 
 def gravity(robot: Robot, **pipeline: Any) -> Observation:
@@ -47,37 +64,56 @@ def gravity(robot: Robot, **pipeline: Any) -> Observation:
         lambda _: robot.gravity,
         "1",
         "the direction of gravity along the base's axes; (0, 0, -1) is upright",
+        VECTOR,
         pipeline,
     )
 
 
 def velocity(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 3] m/s: of the base along its own axes."""
-    return _term(lambda _: robot.velocity, "m/s", "of the base along its own axes", pipeline)
+    return _term(
+        lambda _: robot.velocity, "m/s", "of the base along its own axes", VECTOR, pipeline
+    )
 
 
 def angular_velocity(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 3] rad/s: angular velocity, as a gyroscope in the base measures it."""
-    return _term(lambda _: robot.angular_velocity, "rad/s", "a gyroscope in the base", pipeline)
+    return _term(
+        lambda _: robot.angular_velocity, "rad/s", "a gyroscope in the base", ROTATION, pipeline
+    )
 
 
 def heading(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 2]: the direction of the base's x axis on the ground."""
     return _term(
-        lambda _: robot.heading, "1", "the direction of the base's x axis on the ground", pipeline
+        lambda _: robot.heading,
+        "1",
+        "the direction of the base's x axis on the ground",
+        HEADING,
+        pipeline,
     )
 
 
 def contact(feet: Feet, **pipeline: Any) -> Observation:
     """[num_envs, feet]: 1 where a foot touches something."""
     return _term(
-        lambda _: feet.contact.astype("float32"), "1", "1 where a foot touches something", pipeline
+        lambda _: feet.contact.astype("float32"),
+        "1",
+        "1 where a foot touches something",
+        lambda _: feet.mirror(),
+        pipeline,
     )
 
 
 def air_time(feet: Feet, **pipeline: Any) -> Observation:
     """[num_envs, feet] s: time since each foot was last on the ground."""
-    return _term(lambda _: feet.air_time, "s", "since each foot was last on the ground", pipeline)
+    return _term(
+        lambda _: feet.air_time,
+        "s",
+        "since each foot was last on the ground",
+        lambda _: feet.mirror(),
+        pipeline,
+    )
 
 
 def command(source: VelocityCommand, **pipeline: Any) -> Observation:
@@ -86,6 +122,7 @@ def command(source: VelocityCommand, **pipeline: Any) -> Observation:
         lambda _: source.command,
         "m/s, m/s and rad/s",
         "commanded velocity: ahead, to the left, turning left",
+        PLANAR_VELOCITY,
         pipeline,
     )
 
@@ -103,17 +140,22 @@ def height_scan(robot: Robot, terrain: Terrain, points: Array, **pipeline: Any) 
         below: Array = robot.position[:, 2:] - ground
         return below
 
-    return _term(term, "m", "the base above the ground, at points around it", pipeline)
+    names = [f"the point {point.tolist()} of the height scan" for point in points]
+    about = "the base above the ground, at points around it"
+    return _term(term, "m", about, lambda _: swapped(points, names), pipeline)
 
 
 def last_action(**pipeline: Any) -> Observation:
     """[num_envs, n]: the policy's last action. For tasks without a view of their own."""
-    return _term(_last_action, "1", "the policy's last action; 0 at first", pipeline)
+    about = "the policy's last action; 0 at first"
+    return _term(_last_action, "1", about, lambda env: env.task.action.mirror(), pipeline)
 
 
 def _last_action(env: MujocoEnv) -> Any:
     return env.action
 
 
-def _term(function: Function, unit: str, about: str, pipeline: dict[str, Any]) -> Observation:
-    return Observation(function, **{"unit": unit, "about": about, **pipeline})
+def _term(
+    function: Function, unit: str, about: str, mirror: Mirror | None, pipeline: dict[str, Any]
+) -> Observation:
+    return Observation(function, **{"unit": unit, "about": about, "mirror": mirror, **pipeline})
