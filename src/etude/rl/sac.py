@@ -114,14 +114,14 @@ class SAC(OffPolicy):
     config: SACConfig
     policy: SquashedPolicy
     noise_draws = 2
-    among: slice | torch.Tensor = EVERY
-    """The critics whose smallest estimate is the target."""
 
     def make_critics(self, generator: torch.Generator | None) -> Critics:
         return self.policy.make_critics(generator, self.config.num_critics)
 
     def setup(self) -> None:
         config = self.config
+        self.drawn: dict[str, torch.Tensor] = {}
+        """"among" [subset]: the critics whose smallest estimate is the target; all without."""
         given = config.target_entropy
         self.target_entropy = -float(self.policy.num_actions) if given is None else given
         self.log_alpha = torch.full(
@@ -137,7 +137,7 @@ class SAC(OffPolicy):
         if subset is not None:
             drawn = self._key.child("subset", self.num_updates).generator()
             among = drawn.choice(num, subset, replace=False)
-            self.among = torch.from_numpy(among).to(self.device)
+            self.drawn = {"among": torch.from_numpy(among).to(self.device)}
 
     def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
@@ -154,7 +154,8 @@ class SAC(OffPolicy):
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
         """The targets [n] of the critics."""
         actions, log_probs = self.policy.sample(batch.next_obs, noise)
-        min_q = self.critic_target.module.min_q(batch.next_obs, actions, self.among)
+        among = self.drawn.get("among", EVERY)
+        min_q = self.critic_target.module.min_q(batch.next_obs, actions, among)
         return self.td_targets(batch, min_q - alpha * log_probs)
 
     def _update_actor(
