@@ -139,7 +139,7 @@ BEGINNINGS: dict[str, Beginning] = {
     "pick-place lag, V-trace": train(f"pick-place {LAG} {VTRACE}", 1024),
     "pick-place prioritised": train(f"pick-place {PRIORITISED}", 1024),
     "pick-place all": train(f"pick-place {LAG} {VTRACE} {PRIORITISED}", 1024),
-    "pick-place-sac": train("pick-place-sac --env.shaping 0", 256, 5120),
+    "pick-place-sac": train("pick-place-sac --env.shaping 0", 256, 2560),
     "pick-place-rlpd": train(
         "pick-place-rlpd --algorithm.dataset {scratch}/data",
         *(256, 1280),

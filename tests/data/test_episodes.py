@@ -174,6 +174,22 @@ def assert_holds(store: EpisodeStore, reference: Reference) -> None:
     sums = [sum(float(s["rewards"]) for s in steps) for steps in reference.episodes]
     assert store.returns.tolist() == sums
     assert_same(everything(store), reference.transitions())
+    assert_multi_step(store, reference, 3)
+
+
+def assert_multi_step(store: EpisodeStore, reference: Reference, num_steps: int) -> None:
+    """Each transition with the steps after it: of its own episode, and as far as there are any."""
+    found = store.sample_multi_step(Every(), store.num_transitions, num_steps)  # type: ignore[arg-type]
+    windows = [
+        steps[first : first + num_steps]
+        for steps in (*reference.episodes, *reference.open)
+        for first in range(len(steps))
+    ]
+    whole = [{**window[-1], **{n: window[0][n] for n in ("obs", "actions")}} for window in windows]
+    assert_same(found.steps, whole)
+    assert found.counts.tolist() == [len(window) for window in windows]
+    padded = [[s["rewards"] for s in w] + [0.0] * (num_steps - len(w)) for w in windows]
+    np.testing.assert_array_equal(found.rewards, padded)
 
 
 def bytes_on_disk(path: Path) -> int:
@@ -221,6 +237,8 @@ def test_holds_what_a_list_holds(
             if capacity is not None:
                 assert bytes_on_disk(store.path) <= shape.num_bytes
         assert_holds(store, reference)
+        for num_steps in (1, 2, longest, longest + 1):
+            assert_multi_step(store, reference, num_steps)
         for number, steps in enumerate(reference.episodes):
             assert_same(store.episode(number)[0], steps)
         store.close()

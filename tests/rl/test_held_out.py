@@ -14,6 +14,7 @@ from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.data.store import files as episodes_files
+from etude.data.store import manifest
 from etude.data.store.episodes import DamagedStore, EpisodeStore
 from etude.data.store.labels import Labels
 from etude.data.store.views import EpisodesOf
@@ -239,6 +240,45 @@ def test_actions_come_in_the_units_of_a_policy(store: EpisodeStore) -> None:
         np.testing.assert_allclose(
             back, np.clip(theirs.actions, [-0.2, -0.5], [0.2, 0.5]), atol=1e-6
         )
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+def test_returns_of_a_dataset_end_with_its_episodes(store: EpisodeStore, cut: int) -> None:
+    """Also with those of a dataset of several shards, whose episodes may end before the stored."""
+    action = ActionSpec("box", (-0.2, -0.5), (0.2, 0.5))
+    table = np.zeros(6, manifest.ENTRY)
+    table["episode"], table["length"] = np.arange(6), store.lengths[:6] - cut
+    data = store
+    if cut:
+        data = manifest.Dataset(store.path, [store], table, store.labels, "seal")  # type: ignore[assignment]
+    some = EpisodesOf(data, np.array([1, 4, 5]), action)
+    found = some.sample_multi_step(KEY.generator(), 500, 4)
+    drawn = some.sample_transitions(KEY.generator(), 500)
+    for name in ("obs", "actions"):
+        one, two = getattr(found.steps, name), getattr(drawn, name)
+        np.testing.assert_equal(one, two)
+    episodes = [store.episode(number)[0] for number in (1, 4, 5)]
+    place = {
+        row.tobytes(): (steps, i, len(steps.rewards) - cut)
+        for steps in episodes
+        for i, row in enumerate(steps.obs["state"])
+    }
+    seen = set()
+    for n, row in enumerate(found.steps.obs["state"]):
+        steps, first, length = place[row.tobytes()]
+        stop = min(first + 4, length)
+        seen.add(stop - first)
+        assert found.counts[n] == stop - first
+        assert found.rewards[n].tolist() == [
+            *steps.rewards[first:stop],
+            *[0.0] * (first + 4 - stop),
+        ]
+        assert found.steps.terminated[n] == steps.terminated[stop - 1]
+        ends = steps.truncated[stop - 1] or (cut > 0 and stop == length)
+        assert found.steps.truncated[n] == ends
+        after = steps.next_obs["state"][stop - 1]
+        np.testing.assert_array_equal(found.steps.next_obs["state"][n], after)
+    assert seen == {1, 2, 3, 4}
 
 
 def test_a_state_names_the_data_and_the_choice(store: EpisodeStore) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import etude
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, BatchMetrics, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
@@ -216,6 +217,7 @@ def test_the_same_key_gives_the_same_bits(kind: str, shards: int, tmp_path: Path
 @pytest.mark.parametrize("normalise", [False, True])
 def test_a_run_continues_from_its_state(kind: str, normalise: bool, tmp_path: Path) -> None:
     fields = {"shards": 2, "normalise_observations": normalise, "capacity": 300}
+    fields["return_steps"] = 3 if normalise else 1
     learner = make_learner(tmp_path, kind, **fields)
     for _ in range(3):
         learner.iterate()
@@ -319,6 +321,44 @@ def test_a_termination_ends_the_future_and_a_truncation_does_not(kind: str) -> N
     first, second = agent.critics(following, actions)
     value = torch.minimum(first, second) - 0.5 * log_probs
     torch.testing.assert_close(target(False), batch.rewards + 0.9 * value)
+
+
+@pytest.mark.parametrize("kind", ["sac", "td3", "iql"])
+def test_the_value_after_several_steps_is_discounted_by_all_of_them(kind: str) -> None:
+    agent = plain_agent(kind, gamma=0.9)
+    batch, noise = random_batch(64), random_noise(agent, 64)
+    batch = batch._replace(next_obs=agent.policy.prepare(batch.next_obs))
+    more = {"sac": (noise[-1], torch.tensor([0.5])), "td3": (noise[-1],), "iql": ()}[kind]
+    one = agent.target(batch, *more)
+    powers = 0.9 ** torch.randint(1, 4, (64,), generator=torch.Generator().manual_seed(1)).float()
+    several = agent.target(batch._replace(discounts=powers), *more)
+    torch.testing.assert_close(several - batch.rewards, (one - batch.rewards) / 0.9 * powers)
+    assert not torch.equal(one, several)
+
+
+@pytest.mark.parametrize("kind", ["sac", "td3", "iql"])
+def test_learns_from_returns_of_several_steps(kind: str, tmp_path: Path) -> None:
+    """The rewards of a minibatch are sums of up to three of the replay's."""
+    learner, seen = make_learner(tmp_path, kind, return_steps=3, gamma=0.5, shards=2), []
+    learn = learner.agent.learn
+    learner.agent.learn = lambda batches, noises: (seen.extend(batches), learn(batches, noises))[1]
+    for _ in range(4):
+        learner.iterate()
+    assert {float(x) for batch in seen for x in batch.discounts} == {0.5, 0.25, 0.125}
+    known = set()
+    for store in learner.agent.stores:
+        drawn = store.sample_multi_step(np.random.default_rng(0), 20_000, 3)
+        sums = np.cumsum(drawn.rewards * np.array([1.0, 0.5, 0.25]), axis=1)
+        known |= {*sums.astype(np.float32).ravel().tolist()}  # at the head, fewer steps at first
+    assert {float(x) for batch in seen for x in batch.rewards} <= known
+
+
+def test_learned_rewards_have_no_returns_of_several_steps() -> None:
+    recipe = etude.recipes.find("episodic").replace(algorithm__return_steps=3)
+    with pytest.raises(UsageError, match=r"rewards.kind rrd .*return_steps 3 .*leave it at 1"):
+        etude.plan(recipe)
+    lines = " ".join(etude.plan(recipe.replace("rewards.kind", "given")).lines)
+    assert "3-step returns" in lines
 
 
 @KINDS

@@ -13,7 +13,8 @@ import torch
 from etude.core.keys import Key
 from etude.data.returns import td_targets
 from etude.data.store.episodes import Transitions
-from etude.rl.sampling import Batch, Sample, Sampler, ahead, mixture
+from etude.data.store.sampling import MultiStep
+from etude.rl.sampling import Batch, Sample, Sampler, ahead, mixture, multi_step
 
 STORE: Any = None
 
@@ -56,6 +57,26 @@ def test_a_target_ends_with_its_episode() -> None:
     rewards, values = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
     targets = td_targets(rewards, values, torch.tensor([False, True]), 0.5)
     assert targets.tolist() == [6.0, 2.0]
+
+
+def test_an_n_step_return_sums_discounted_rewards() -> None:
+    """Of three steps, of one at an end, and the discount of the value after them."""
+
+    class Store:
+        def sample_multi_step(self, generator: Any, size: int, num_steps: int) -> MultiStep:
+            assert (size, num_steps) == (2, 3)
+            counts, rewards = np.array([3, 1]), np.array([[1, 2, 4], [8, 0, 0]], np.float32)
+            return MultiStep(constant(0.0)(STORE, generator, size).steps, rewards, counts)
+
+    source: Any = Store()
+    drawn = multi_step(3, 0.5)(source, Key(0).generator(), 2)
+    batch = Batch.of(drawn, torch.device("cpu"))
+    assert batch.discounts is not None
+    assert batch.rewards.tolist() == [1 + 0.5 * 2 + 0.25 * 4, 8]
+    targets = td_targets(
+        batch.rewards, torch.full((2,), 16.0), torch.tensor([False, False]), batch.discounts
+    )
+    assert targets.tolist() == [3 + 0.125 * 16, 8 + 0.5 * 16]
 
 
 def test_what_is_drawn_ahead_is_the_same() -> None:

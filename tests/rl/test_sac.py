@@ -11,6 +11,8 @@ import pytest
 import torch
 from test_off_policy import DIMS, OBS, plain_agent, random_batch, random_noise, weights
 
+import etude
+from etude.core.errors import UsageError
 from etude.rl.sac import SAC
 from etude.rl.sampling import Batch
 
@@ -181,6 +183,78 @@ def test_the_first_step_of_alpha_by_hand() -> None:
     assert float(agent.log_alpha) == pytest.approx(math.copysign(0.01, surplus), rel=1e-4)
 
 
+def test_one_step_with_random_critics_by_hand() -> None:
+    """As in REDQ: the target is the minimum of two of three critics, the actor's value the mean."""
+    agent = plain_agent("sac", num_critics=3, subset=2, gamma=0.9, alpha=0.3)
+    batch, noise = random_batch(32), random_noise(agent, 32)
+    policy, target = agent.policy, agent.critic_target.module
+    x, after = (policy.prepare(obs) for obs in (batch.obs, batch.next_obs))
+    with torch.no_grad():
+        actions, log_probs = policy.sample(after, noise[1])
+        every = target(after, actions)
+        estimates = agent.critics(x, batch.actions)
+        drawn, drawn_log_probs = policy.sample(x, noise[0])
+    prepared, drawn_pairs = batch._replace(next_obs=after), set()
+    for number in range(30):
+        agent.num_updates = number
+        agent.begin_step()
+        found = agent.target(prepared, noise[1], torch.tensor([0.3]))
+        for pair in ((0, 1), (0, 2), (1, 2)):
+            value = every[list(pair)].min(0).values - 0.3 * log_probs
+            wanted = batch.rewards + 0.9 * value * ~batch.terminated
+            if torch.allclose(found, wanted):
+                drawn_pairs.add(pair)
+                break
+        else:
+            pytest.fail("the target is no pair's")
+    assert drawn_pairs == {(0, 1), (0, 2), (1, 2)}
+
+    agent.num_updates = 0
+    agent.begin_step()
+    wanted = agent.target(prepared, noise[1], torch.tensor([0.3]))
+    metrics = agent.learn([batch], [noise])
+    assert float(metrics["train/critic_loss"]) == pytest.approx(
+        float((estimates - wanted).square().mean()), rel=1e-5
+    )
+    with torch.no_grad():
+        mean_q = agent.critics(x, drawn).mean(0)
+    assert float(metrics["train/actor_loss"]) == pytest.approx(
+        float((0.3 * drawn_log_probs - mean_q).mean()), rel=1e-5
+    )
+
+
+def test_the_smallest_of_all_critics_is_the_default() -> None:
+    """Of any number of them; their loss is the mean of their errors."""
+    for num in (1, 4):
+        agent = plain_agent("sac", num_critics=num, gamma=0.9, alpha=0.3)
+        batch, noise = random_batch(32), random_noise(agent, 32)
+        policy, target = agent.policy, agent.critic_target.module
+        x, after = (policy.prepare(obs) for obs in (batch.obs, batch.next_obs))
+        with torch.no_grad():
+            actions, log_probs = policy.sample(after, noise[1])
+            value = target(after, actions).min(0).values - 0.3 * log_probs
+            estimates = agent.critics(x, batch.actions)
+            drawn, drawn_log_probs = policy.sample(x, noise[0])
+        assert len(estimates) == num
+        wanted = batch.rewards + 0.9 * value * ~batch.terminated
+        metrics = agent.learn([batch], [noise])
+        error = (estimates - wanted).square().mean()
+        assert float(metrics["train/critic_loss"]) == pytest.approx(float(error), rel=1e-5)
+        with torch.no_grad():
+            min_q = agent.critics(x, drawn).min(0).values
+        loss = (0.3 * drawn_log_probs - min_q).mean()
+        assert float(metrics["train/actor_loss"]) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_the_actor_learns_every_so_many_steps() -> None:
+    agent = plain_agent("sac", actor_interval=3)
+    learned = [
+        "train/actor_loss" in agent.learn([random_batch(16)], [random_noise(agent, 16)])
+        for _ in range(6)
+    ]
+    assert learned == [False, False, True] * 2
+
+
 def test_only_its_own_networks_feel_a_loss() -> None:
     """The actor's loss passes through the critics and leaves nothing in their gradient."""
     agent = plain_agent("sac")
@@ -191,3 +265,15 @@ def test_only_its_own_networks_feel_a_loss() -> None:
     agent.actor_optimizer.mean_gradient([agent.critics.min_q(features, actions).mean()])
     assert torch.equal(agent.critic_optimizer.flat.grad, grad)
     assert set(weights(agent)) == {"actor", "critics", "critic_target", "log_alpha"}
+
+
+def test_the_plan_names_an_ensemble_and_refuses_a_subset_that_is_larger() -> None:
+    recipe = etude.recipes.find("pick-place-sac")
+    assert "critics" not in " ".join(etude.plan(recipe).lines)
+    many = recipe.replace(
+        algorithm__num_critics=5, algorithm__subset=2, algorithm__actor_interval=4
+    )
+    lines = " ".join(etude.plan(many).lines)
+    assert "for 5 critics, 16 batches for the actor" in lines
+    with pytest.raises(UsageError, match="subset 3 is more than the 2 critics: use 2 or fewer"):
+        etude.plan(recipe.replace(algorithm__subset=3))

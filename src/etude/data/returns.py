@@ -114,11 +114,15 @@ def next_values(
 
 
 def td_targets(
-    rewards: torch.Tensor, next_values: torch.Tensor, terminated: torch.Tensor, discount: float
+    rewards: torch.Tensor,
+    next_values: torch.Tensor,
+    terminated: torch.Tensor,
+    discount: float | torch.Tensor,
 ) -> torch.Tensor:
     """TD targets [n] of Q: reward + discount * next value, without the latter after a termination.
 
-    A truncated step has a next value. For sums of rewards over k steps, the discount is gamma^k.
+    A truncated step has a next value. discount: gamma, or [n]: gamma^k for sums of rewards over k
+    steps.
     """
     return rewards + discount * next_values * ~terminated
 

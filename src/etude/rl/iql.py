@@ -28,7 +28,6 @@ from etude.core.clock import Clock
 from etude.core.contracts import Broadcast
 from etude.core.metrics import Column, Metric, Metrics
 from etude.core.trees import Tree
-from etude.data.returns import td_targets
 from etude.models.actors import DeterministicPolicy
 from etude.planning.recipe import Recipe
 from etude.rl.base import NetworkOptimizer
@@ -131,8 +130,7 @@ class IQL(OffPolicy):
     @torch.no_grad()
     def target(self, batch: Batch) -> torch.Tensor:
         """The targets [n] of the critics."""
-        following = self.values(batch.next_obs).squeeze(-1)
-        return td_targets(batch.rewards, following, batch.terminated, self.config.gamma)
+        return self.td_targets(batch, self.values(batch.next_obs).squeeze(-1))
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         super().start_from(arrays, training)

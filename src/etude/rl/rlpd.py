@@ -1,13 +1,11 @@
 """Reinforcement learning with prior data (Ball et al. 2023): SAC that also replays demonstrations.
 
-Differences from SAC (`sac.py`):
+The gradient step is that of SAC (`sac.py`). Half of every minibatch is sampled from the dataset,
+the other half from the replay. There is no training before environment steps, and no imitation.
 
-1. Half of every minibatch is sampled from the dataset, the other half from the replay. There is no
-   training before environment steps, and no imitation.
-2. Critics are an ensemble with layer norm, which limits overestimation at actions that are in
-   neither. The targets of a step are the minimum of two critics, drawn at random.
-3. Critics are updated `actor_interval` times as often as actor and entropy coefficient; the actor
-   maximises the mean of all critics.
+The settings are those of the paper: critics are an ensemble with layer norm, which limits
+overestimation at actions that are in neither, with targets from a random `subset` of two; they are
+updated `actor_interval` times as often as actor and entropy coefficient.
 
 The paper takes 20 gradient steps per environment step (from states). Here that ratio is
 `train_batches` / steps of an iteration; it is 1 in the recipes, to save time, and the plan shows
@@ -18,26 +16,22 @@ The rewards of the dataset must be those of the environment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.data.returns import td_targets
 from etude.data.store.manifest import open_episodes
 from etude.data.store.views import EpisodesOf, open_with_task
-from etude.models.actors import Critics
-from etude.planning.recipe import Recipe, Resolved, RewardsSection
+from etude.planning.recipe import Recipe, Resolved
 from etude.rl import offline
 from etude.rl.off_policy import ReplayGeometry
 from etude.rl.offline import dataset_geometry
 from etude.rl.sac import SAC, SACConfig
-from etude.rl.sampling import Batch, Experience, Sample, mixture, uniform
+from etude.rl.sampling import Experience, Sample, mixture
 
 
 class RLPDConfig(SACConfig):
@@ -58,7 +52,7 @@ class RLPDConfig(SACConfig):
         0.5, gt=0, lt=1, description="Fraction of every minibatch that is from the dataset."
     )
     num_critics: int = Field(10, ge=1, description="Critics of the ensemble.")
-    subset: int = Field(
+    subset: int | None = Field(
         2, ge=1, description="Critics, drawn at random, whose smallest estimate is the target."
     )
     actor_interval: int = Field(
@@ -91,29 +85,15 @@ class RLPDConfig(SACConfig):
             raise UsageError(
                 "The critics of rlpd need layer norm: set --policy.layer-norm critic or all."
             )
-        if self.subset > self.num_critics:
-            raise UsageError(
-                f"algorithm.subset {self.subset} is more than the {self.num_critics} critics: "
-                f"use {self.num_critics} or fewer, or more algorithm.num_critics."
-            )
         dataset_geometry(self)
         return super().geometry(recipe)
 
     def make(self, policy: Any, *parts: Any, **named: Any) -> RLPD:
         return RLPD(self, policy, *parts, **named)
 
-    def update_lines(self, rewards: RewardsSection) -> list[str]:
-        shown, batches = self.batch_size - self.replayed, self.train_batches
-        return [
-            f"update: {batches:,} batches of {self.batch_size:,} transitions, {shown:,} of them "
-            f"from the dataset, for {self.num_critics} critics; "
-            f"{batches // self.actor_interval:,} for the actor",
-            *rewards.lines,
-        ]
-
-    def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
-        found = super().estimates(run, training)
-        return {**found, "workspace": found["workspace"] * max(self.num_critics, 2) // 2}
+    def _update_details(self) -> list[str]:
+        shown = self.batch_size - self.replayed
+        return [f"{shown:,} of them from the dataset", *super()._update_details()]
 
     def _notes(self, run: Resolved) -> list[str]:
         store = open_episodes(Path(self.dataset), ())
@@ -152,56 +132,13 @@ class RLPD(SAC):
         every = np.arange(store.num_episodes)
         self.demonstrations = EpisodesOf(store, every, policy.action)
 
-    def make_critics(self, generator: torch.Generator | None) -> Critics:
-        return self.policy.make_critics(generator, self.config.num_critics)
-
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         return mixture(self._demonstrated, super().sample, self.config.share)(
             store, generator, size
         )
 
     def _demonstrated(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
-        return uniform(self.demonstrations, generator, size)
-
-    @property
-    def intervals(self) -> tuple[int, ...]:
-        return (*super().intervals, self.config.actor_interval)
-
-    def begin_step(self) -> None:
-        drawn = self._key.child("subset", self.num_updates).generator()
-        among = drawn.choice(self.config.num_critics, self.config.subset, replace=False)
-        self.drawn = {"among": torch.from_numpy(among).to(self.device)}
-
-    def step(
-        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        config, alpha = self.config, self.log_alpha.exp()
-        targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
-        metrics = self.regress(batches, targets, 1.0 / config.num_critics)
-        self.update_targets()
-        if self.num_updates % config.actor_interval == 0:
-            metrics |= self._update_actor(batches, noises, alpha)
-        return metrics
-
-    @torch.no_grad()
-    def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-        """The targets [n] of the critics."""
-        actions, log_probs = self.policy.sample(batch.next_obs, noise)
-        min_q = self.critic_target.module.min_q(batch.next_obs, actions, self.drawn["among"])
-        next_values = min_q - alpha * log_probs
-        return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
-
-    def _update_actor(
-        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor], alpha: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Update the actor, on the mean of all critics, and the entropy coefficient."""
-        drawn = [self.policy.sample(b.obs, z[0]) for b, z in zip(batches, noises, strict=True)]
-        losses = []
-        for batch, (actions, log_probs) in zip(batches, drawn, strict=True):
-            mean_q = self.critics(batch.obs, actions).mean(0)
-            losses.append((alpha * log_probs - mean_q).mean())
-        metrics = {"train/actor_loss": self.minimise(self.actor_optimizer, losses)}
-        return metrics | self.update_alpha([log_probs.detach() for _, log_probs in drawn], alpha)
+        return self.uniform(self.demonstrations, generator, size)
 
     def check_unchanged(self) -> None:
         super().check_unchanged()

@@ -2,16 +2,18 @@
 
 One gradient step, top to bottom (`step`):
 
-1. Sample actions of the policy in the replayed states, with their log-probabilities.
-2. Critics: regress to  r + gamma * (min of the target critics - alpha * log-probability)  of an
+1. Critics: regress to  r + gamma * (min of the target critics - alpha * log-probability)  of an
    action sampled in the next state; to r alone if the episode terminated.
-3. Alpha, the entropy coefficient, increases while the entropy is below its target.
-4. Actor: minimise  alpha * log-probability - min of the updated critics  of its action.
-5. The target critics follow the critics.
+2. Every `actor_interval` steps, actor: minimise  alpha * log-probability - min of the updated
+   critics  of an action sampled in the replayed state.
+3. With it, alpha, the entropy coefficient, increases while the entropy is below its target.
+4. The target critics follow the critics.
 
 All of them use the alpha from before this step. The reward source (`rewards/`) gives r,
-`off_policy.py` samples the states. The order of steps is that of stable-baselines3; a test compares
-the two updates.
+`off_policy.py` samples the states. A test compares the update with the one of stable-baselines3.
+
+With `subset` the critics are an ensemble as in REDQ (Chen et al. 2021): the minimum in a target is
+that of a random subset, and the actor maximises the mean of all.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from etude.core.errors import NonFinite
+from etude.core.errors import NonFinite, UsageError
 from etude.core.metrics import Column, Curve, Metric, Metrics
 from etude.core.trees import Tree
-from etude.data.returns import td_targets
-from etude.models.actors import SquashedPolicy
+from etude.models.actors import EVERY, Critics, SquashedPolicy
+from etude.planning.recipe import Recipe, Resolved
 from etude.rl.base import Adam
-from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
+from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig, ReplayGeometry
 from etude.rl.sampling import Batch
 
 
@@ -37,7 +39,11 @@ class SACConfig(OffPolicyConfig):
     """Soft actor-critic."""
 
     policies: ClassVar[str] = "squashed"
-    aliases = OffPolicyConfig.aliases | {"alpha": "ent_coef entropy_coef"}
+    aliases = OffPolicyConfig.aliases | {
+        "alpha": "ent_coef entropy_coef",
+        "num_critics": "n_critics",
+        "actor_interval": "policy_delay",
+    }
     metrics: ClassVar[Metrics] = (
         *METRICS,
         Metric(
@@ -63,11 +69,43 @@ class SACConfig(OffPolicyConfig):
         description="Entropy that a learned coefficient aims at; None: minus the action dimension.",
     )
 
+    num_critics: int = Field(2, ge=1, description="Critics of the ensemble.")
+    subset: int | None = Field(
+        None,
+        ge=1,
+        description="Critics, drawn at random in each gradient step, whose smallest estimate is "
+        "the target; the actor then maximises the mean of all (REDQ). None: the smallest estimate "
+        "of all critics, for targets and actor.",
+    )
+    actor_interval: int = Field(
+        1, ge=1, description="Gradient steps of the critics per step of the actor."
+    )
+
     def read_at_start(self) -> Collection[str]:
         return ("initial_alpha",)
 
     def make(self, *parts: Any, **named: Any) -> SAC:
         return SAC(self, *parts, **named)
+
+    def geometry(self, recipe: Recipe) -> ReplayGeometry | None:
+        if self.subset is not None and self.subset > self.num_critics:
+            raise UsageError(
+                f"algorithm.subset {self.subset} is more than the {self.num_critics} critics: "
+                f"use {self.num_critics} or fewer, or more algorithm.num_critics."
+            )
+        return super().geometry(recipe)
+
+    def _update_details(self) -> list[str]:
+        details = super()._update_details()
+        if self.num_critics != 2:
+            details.append(f"for {self.num_critics} critics")
+        if self.actor_interval > 1:
+            details.append(f"{self.train_batches // self.actor_interval:,} batches for the actor")
+        return details
+
+    def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
+        found = super().estimates(run, training)
+        return {**found, "workspace": found["workspace"] * max(self.num_critics, 2) // 2}
 
 
 class SAC(OffPolicy):
@@ -76,6 +114,9 @@ class SAC(OffPolicy):
     config: SACConfig
     policy: SquashedPolicy
     noise_draws = 2
+
+    def make_critics(self, generator: torch.Generator | None) -> Critics:
+        return self.policy.make_critics(generator, self.config.num_critics)
 
     def setup(self) -> None:
         config = self.config
@@ -91,21 +132,26 @@ class SAC(OffPolicy):
         """[1] logarithm of the entropy coefficient."""
         return self.alpha_optimizer.data
 
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        return (*super().intervals, self.config.actor_interval)
+
+    def begin_step(self) -> None:
+        """Draw the critics of this step's targets."""
+        num, subset = self.config.num_critics, self.config.subset
+        if subset is not None:
+            drawn = self._key.child("subset", self.num_updates).generator()
+            among = drawn.choice(num, subset, replace=False)
+            self.drawn = {"among": torch.from_numpy(among).to(self.device)}
+
     def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        alpha = self.log_alpha.exp()
-        drawn = [self.policy.sample(b.obs, z[0]) for b, z in zip(batches, noises, strict=True)]
-
+        config, alpha = self.config, self.log_alpha.exp()
         targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
-        metrics = self.regress(batches, targets, weight=0.5)
-        metrics |= self.update_alpha([log_probs.detach() for _, log_probs in drawn], alpha)
-
-        actor_losses = []
-        for batch, (actions, log_probs) in zip(batches, drawn, strict=True):
-            min_q = self.critics.min_q(batch.obs, actions)
-            actor_losses.append((alpha * log_probs - min_q).mean())
-        metrics["train/actor_loss"] = self.minimise(self.actor_optimizer, actor_losses)
+        metrics = self.regress(batches, targets, 1.0 / config.num_critics)
+        if self.num_updates % config.actor_interval == 0:
+            metrics |= self._update_actor(batches, noises, alpha)
         self.update_targets()
         return metrics
 
@@ -113,9 +159,24 @@ class SAC(OffPolicy):
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
         """The targets [n] of the critics."""
         actions, log_probs = self.policy.sample(batch.next_obs, noise)
-        min_q = self.critic_target.module.min_q(batch.next_obs, actions)
-        next_values = min_q - alpha * log_probs
-        return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
+        among = self.drawn.get("among", EVERY)
+        min_q = self.critic_target.module.min_q(batch.next_obs, actions, among)
+        return self.td_targets(batch, min_q - alpha * log_probs)
+
+    def _update_actor(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor], alpha: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Update actor and entropy coefficient; returns metrics."""
+        drawn = [self.policy.sample(b.obs, z[0]) for b, z in zip(batches, noises, strict=True)]
+        losses = []
+        for batch, (actions, log_probs) in zip(batches, drawn, strict=True):
+            if self.config.subset is None:
+                q = self.critics.min_q(batch.obs, actions)
+            else:
+                q = self.critics(batch.obs, actions).mean(0)
+            losses.append((alpha * log_probs - q).mean())
+        metrics = {"train/actor_loss": self.minimise(self.actor_optimizer, losses)}
+        return metrics | self.update_alpha([log_probs.detach() for _, log_probs in drawn], alpha)
 
     @torch.no_grad()
     def update_alpha(

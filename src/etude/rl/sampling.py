@@ -35,6 +35,8 @@ class Sample(NamedTuple):
     """[n] float64: the return of each transition's episode; None if it is not known."""
     weights: Array | None = None
     """[n] float32: importance weights in the critics' loss; None if all are 1."""
+    discounts: Array | None = None
+    """[n] float32: discount factors of the next values; None if all are gamma."""
 
 
 Sampler = Callable[[Experience, np.random.Generator, int], Sample]
@@ -46,6 +48,23 @@ def uniform(store: Experience, generator: np.random.Generator, size: int) -> Sam
     return Sample(store.sample_transitions(generator, size))
 
 
+def multi_step(num_steps: int, gamma: float) -> Sampler:
+    """Sample like `uniform`, with sums of the discounted rewards of up to `num_steps` steps.
+
+    The sum ends with its episode, or at the newest step. With k steps, `terminated` and
+    `next_obs` are those of the k-th, whose discount is gamma^k.
+    """
+    powers = gamma ** np.arange(num_steps + 1)
+
+    def sample(store: Experience, generator: np.random.Generator, size: int) -> Sample:
+        steps, rewards, counts = store.sample_multi_step(generator, size, num_steps)
+        sums = (rewards * powers[:-1]).sum(1).astype(np.float32)
+        discounts = powers[counts].astype(np.float32)
+        return Sample(steps._replace(rewards=sums), discounts=discounts)
+
+    return sample
+
+
 def finished(store: Experience, generator: np.random.Generator, size: int) -> Sample:
     """Sample uniformly from the transitions of finished episodes, with replacement."""
     drawn = store.sample_subsets(generator, size, 1)
@@ -55,7 +74,7 @@ def finished(store: Experience, generator: np.random.Generator, size: int) -> Sa
 def mixture(first: Sampler, second: Sampler, share: float) -> Sampler:
     """Take the fraction `share` of each sample (rounded down) from `first`, the rest from `second`.
 
-    Returns and weights must be known to both samplers or to neither.
+    Returns, weights and discounts must be known to both samplers or to neither.
     """
 
     def sample(store: Experience, generator: np.random.Generator, size: int) -> Sample:
@@ -110,6 +129,7 @@ class Batch(NamedTuple):
     returns: torch.Tensor | None = None
     """As in `Sample`, like the weights."""
     weights: torch.Tensor | None = None
+    discounts: torch.Tensor | None = None
 
     @classmethod
     def of(cls, sample: Sample, device: torch.device) -> Batch:

@@ -28,7 +28,6 @@ from etude.core.clock import Clock
 from etude.core.contracts import Broadcast
 from etude.core.metrics import Column, Metric, Metrics
 from etude.core.trees import Tree
-from etude.data.returns import td_targets
 from etude.models.actors import DeterministicPolicy
 from etude.rl.base import TargetNetwork
 from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
@@ -131,7 +130,7 @@ class TD3(OffPolicy):
         smoothing = (config.target_noise * noise).clamp(-limit, limit)
         actions = (self.actor_target.module(following).tanh() + smoothing).clamp(-1.0, 1.0)
         min_q = self.critic_target.module.min_q(following, actions)
-        return td_targets(batch.rewards, min_q, batch.terminated, config.gamma)
+        return self.td_targets(batch, min_q)
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         super().start_from(arrays, training)

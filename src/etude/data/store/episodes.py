@@ -65,9 +65,11 @@ from etude.data.store.sampling import (
     Columns,
     EpisodeIndex,
     Frames,
+    MultiStep,
     Subsets,
     Transitions,
     choose,
+    read_multi_step,
 )
 from etude.runs.files import Disk
 
@@ -105,6 +107,9 @@ class EpisodeStore:
         self._columns = Columns(fields, self._frames)
         self._observed = Columns(observed, self._frames)
         self._names = [name.removeprefix(OBS) for name in observed]
+        outcome = ("rewards", "terminated", "truncated")
+        self._outcomes = Columns({name: fields[name] for name in outcome})
+        self._outcome = record_of({name: geometry.stored[name] for name in outcome})
         whole = len(fields) == len(geometry.specs)
         parts = [{name: geometry.stored[name] for name in specs} for specs in (fields, observed)]
         self._parts = (None, None) if whole else (record_of(parts[0]), record_of(parts[1]))
@@ -217,10 +222,21 @@ class EpisodeStore:
 
     def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
         """Draw `num` transitions of finished and open episodes, uniformly and with replacement."""
+        return self.transitions(*self._draw(generator, num))
+
+    def sample_multi_step(
+        self, generator: np.random.Generator, num: int, num_steps: int
+    ) -> MultiStep:
+        """Draw like `sample_transitions`, each with the up to `num_steps` - 1 steps after it."""
+        places, offsets = self._draw(generator, num)
+        _, lengths = self._index.look_up(places)
+        return read_multi_step(self, places, offsets, lengths, num_steps)
+
+    def _draw(self, generator: np.random.Generator, num: int) -> tuple[Array, Array]:
+        """Draw places [num] and offsets [num] of steps of finished and open episodes."""
         if not self.num_transitions:
             raise UsageError(f"{self.path} holds no transition yet.")
-        drawn = generator.integers(0, self.num_transitions, num)
-        return self.transitions(*self._index.locate(drawn))
+        return self._index.locate(generator.integers(0, self.num_transitions, num))
 
     def sample_subsets(
         self, generator: np.random.Generator, num_subsets: int, num_steps: int
@@ -266,17 +282,26 @@ class EpisodeStore:
             return Columns(specs, self._frames).fill(records)
         return {name: records[name] for name in names}
 
-    def transitions(self, places: Array, offsets: Array) -> Transitions:
-        """Steps `offsets` [n] of the episodes at `places` [n], with next observations."""
+    def transitions(
+        self, places: Array, offsets: Array, counts: Array | None = None
+    ) -> Transitions:
+        """Steps `offsets` [n] of the episodes at `places` [n], with next observations.
+
+        counts: [n] int64, steps of each transition, see `MultiStep`; None for single ones.
+        """
         starts, lengths = self._index.look_up(places)
         slots = starts + offsets * self.lanes
+        newest = offsets if counts is None else offsets + counts - 1
         # The next observation of an open episode's newest step is in the slot ahead.
-        (last,) = ((offsets == lengths - 1) & (places < self.num_episodes)).nonzero()
-        after = slots + self.lanes
-        after[last] = slots[last]  # any slot that exists; replaced below
+        (last,) = ((newest == lengths - 1) & (places < self.num_episodes)).nonzero()
+        ends = starts + newest * self.lanes
+        after = ends + self.lanes
+        after[last] = ends[last]  # any slot that exists; replaced below
         step, final = self._parts
         records = self._steps.gather(np.concatenate((slots, after)), step)
         flat = self._columns.fill(records[: len(slots)])
+        if counts is not None:
+            flat |= self._outcomes.fill(self._steps.gather(ends, self._outcome))
         following = self._observed.fill(records[len(slots) :])
         if len(last):
             finals = self._finals.gather(places[last] + self._index.first, final)

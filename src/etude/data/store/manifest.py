@@ -131,14 +131,20 @@ class Dataset:
         """Bytes of all shards on disk; other datasets may share them."""
         return sum(shard.disk_bytes for shard in self.shards)
 
-    def transitions(self, places: Array, offsets: Array) -> Transitions:
-        """Steps `offsets` [n] of the episodes `places` [n], with next observations."""
+    def transitions(
+        self, places: Array, offsets: Array, counts: Array | None = None
+    ) -> Transitions:
+        """Steps `offsets` [n] of the episodes `places` [n]; as in `EpisodeStore.transitions`."""
         entries = self.table[places]
-        steps = self._joined(
-            entries, lambda shard, rows: _flat(shard.transitions(*_located(entries, offsets, rows)))
-        )
+
+        def read(shard: EpisodeStore, rows: Any) -> dict[str, Array]:
+            more = None if counts is None else counts[rows]
+            return _flat(shard.transitions(*_located(entries, offsets, rows), more))
+
+        steps = self._joined(entries, read)
         found = Transitions(*(_nested(steps, field) for field in Transitions._fields))
-        found.truncated[self._cut[places] & (offsets == entries["length"] - 1)] = True
+        newest = offsets if counts is None else offsets + counts - 1
+        found.truncated[self._cut[places] & (newest == entries["length"] - 1)] = True
         return found
 
     def columns(self, names: Collection[str], places: Array, offsets: Array) -> dict[str, Array]:

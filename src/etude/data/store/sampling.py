@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,43 @@ class Transitions(NamedTuple):
     def flat(self) -> Transitions:
         """Flatten the leading axes [subsets, steps]."""
         return Transitions(*(_folded(arrays, (-1,), 2) for arrays in self))
+
+
+class MultiStep(NamedTuple):
+    """Transitions over several steps of their episodes, for n-step returns."""
+
+    steps: Transitions
+    """[n]: observations and actions of the first steps, rewards and flags of the last ones, and the
+    observations after these."""
+    rewards: Array
+    """[n, num_steps] float32: of each step; 0 after the last."""
+    counts: Array
+    """[n] int64: steps; fewer than num_steps where the episode ends, or has no further step yet."""
+
+
+class MultiStepReader(Protocol):
+    """A store or a dataset."""
+
+    def transitions(
+        self, places: Array, offsets: Array, counts: Array | None = None
+    ) -> Transitions: ...
+
+    def column(self, name: str, places: Array, offsets: Array) -> Array: ...
+
+
+def read_multi_step(
+    store: MultiStepReader, places: Array, offsets: Array, lengths: Array, num_steps: int
+) -> MultiStep:
+    """Read up to `num_steps` steps from `offsets` [n] on of the episodes at `places` [n].
+
+    lengths: [n] int64, steps of these episodes.
+    """
+    counts = np.minimum(num_steps, lengths - offsets)
+    ahead = np.arange(num_steps)
+    steps = offsets[:, None] + np.minimum(ahead, counts[:, None] - 1)
+    rewards = store.column("rewards", places.repeat(num_steps), steps.reshape(-1))
+    rewards = np.where(ahead < counts[:, None], rewards.reshape(steps.shape), np.float32(0.0))
+    return MultiStep(store.transitions(places, offsets, counts), rewards, counts)
 
 
 class Subsets(NamedTuple):

@@ -32,7 +32,14 @@ from etude.data.store.manifest import (
     shards_of,
     table_of,
 )
-from etude.data.store.sampling import EpisodeSearch, Subsets, Transitions, choose
+from etude.data.store.sampling import (
+    EpisodeSearch,
+    MultiStep,
+    Subsets,
+    Transitions,
+    choose,
+    read_multi_step,
+)
 from etude.runs.file_system import AlreadyLocked, FolderLock
 
 
@@ -116,6 +123,17 @@ class EpisodesOf:
     def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
         """Draw `num` transitions of whole episodes, uniformly and with replacement."""
         return self._steps(*self._draw(generator, num))
+
+    def sample_multi_step(
+        self, generator: np.random.Generator, num: int, num_steps: int
+    ) -> MultiStep:
+        """Draw like `sample_transitions`, each with the up to `num_steps` - 1 steps after it."""
+        places, offsets = self._draw(generator, num)
+        numbers, lengths = self.numbers[places], self.lengths[places]
+        found = read_multi_step(self._store, numbers, offsets, lengths, num_steps)
+        if self._action is not None:
+            self._action.from_env(found.steps.actions)
+        return found
 
     def _draw(self, generator: np.random.Generator, num: int) -> tuple[Array, Array]:
         """Draw places [num] and offsets [num] of steps of whole episodes."""
@@ -281,8 +299,10 @@ class DatasetWithTask(Dataset):
             found = {**found, OBS + TASK: self._task_vectors(places)}
         return found
 
-    def transitions(self, places: Array, offsets: Array) -> Transitions:
-        steps = super().transitions(places, offsets)
+    def transitions(
+        self, places: Array, offsets: Array, counts: Array | None = None
+    ) -> Transitions:
+        steps = super().transitions(places, offsets, counts)
         task = self._task_vectors(places)
         return steps._replace(
             obs={**steps.obs, TASK: task}, next_obs={**steps.next_obs, TASK: task}
