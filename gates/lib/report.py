@@ -8,7 +8,7 @@
     return gate.code
 
 A gate passes if its figures are finite and within their bounds, its counts reach `needs` and no
-failure was added. An exception, a crash of the measured program, a missing figure or more than
+failure was added. One that has measured too little to say more ends as "not shown" (`not_shown`). An exception, a crash of the measured program, a missing figure or more than
 `--limit` seconds fail it. Timings are not judged on a busy machine. `--smallest` is the size at
 which CI runs a gate: its timings are too short to be judged, and bounds on learning are left out,
 as the `smallest` options of each gate say. `--json FILE` is the file of the result.
@@ -40,7 +40,7 @@ from typing import Any
 from gates import ROOT
 from gates.lib import beginnings
 
-PASSED, FAILED, NOT_JUDGED = 0, 1, 2
+PASSED, FAILED, NOT_JUDGED, NOT_SHOWN = range(4)
 RESULTS = ROOT / "gates" / "results"
 """Folder of results at full size; its subfolder `smallest/` is not in the repository."""
 LIMIT, SMALLEST_LIMIT = 12 * 3600.0, 600.0
@@ -90,14 +90,15 @@ class Gate:
         self.rows = rows
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
+        self.unshown: list[str] = []
         self.figures: dict[str, dict[str, Any]] = {}
         self.details: dict[str, Any] = {}
         self.code = FAILED
         self._begins: list[dict[str, Any]] = []
         self.limit: float = options.limit
-        self._smallest: bool = options.smallest
+        self.smallest: bool = options.smallest
         self._json: Path | None = options.json
-        self._busy = "the smallest size is too short for a timing" if self._smallest else ""
+        self._busy = "the smallest size is too short for a timing" if self.smallest else ""
         self._begin = time.monotonic()
         self._timers: list[threading.Timer] = []
 
@@ -108,6 +109,12 @@ class Gate:
         """Add a failure and print it."""
         self.failures.append(why)
         print(f"FAILED: {why}", flush=True)
+
+    def not_shown(self, why: str) -> None:
+        """Add why the measurement is too small for a verdict; at the smallest size it always is."""
+        if not self.smallest:
+            self.unshown.append(why)
+            print(f"not shown: {why}", flush=True)
 
     def figure(
         self,
@@ -204,8 +211,11 @@ class Gate:
             if self.counts[what] < least:
                 self.fail(f"{self.counts[what]:,} {what} counted, {least:,} needed")
         unjudged = self._judge()
-        self.code = FAILED if self.failures else NOT_JUDGED if unjudged else PASSED
-        verdict = ("passed", "FAILED", f"not judged, {self._busy}")[self.code]
+        self.code = NOT_JUDGED if unjudged else PASSED
+        if self.failures or self.unshown:
+            self.code = FAILED if self.failures else NOT_SHOWN
+        unshown = f"not shown: {'; '.join(self.unshown)}"
+        verdict = ("passed", "FAILED", f"not judged, {self._busy}", unshown)[self.code]
         self._write(verdict)
         counted = ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
         measured = ", ".join(f"{name} {_text(f['value'])}" for name, f in self.figures.items())
@@ -216,10 +226,10 @@ class Gate:
         )
 
     def _write(self, verdict: str) -> None:
-        folder = RESULTS / "smallest" if self._smallest else RESULTS
+        folder = RESULTS / "smallest" if self.smallest else RESULTS
         path = self._json or folder / f"{beginnings.stem(self.name, self.variant)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._smallest and not self._begins:
+        if not self.smallest and not self._begins:
             self._begins.append(beginnings.kept(self.name, self.variant))
         result = {
             "gate": self.name,
@@ -236,7 +246,7 @@ class Gate:
             "rows": list(self.rows),
             "failures": self.failures[:20],
             "details": _plain_tree(self.details),
-            "smallest": self._smallest,
+            "smallest": self.smallest,
             "seconds": round(time.monotonic() - self._begin, 1),
             "processor_seconds": round(_processor_seconds(), 1),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
