@@ -31,8 +31,8 @@ import etude
 from etude.core.clock import ClockConfig
 from etude.rl.off_policy import OffPolicyConfig
 from gates.learn.trainings import (
-    Evaluations,
     EvaluatesLast,
+    Evaluations,
     Training,
     add_options,
     returns_of,

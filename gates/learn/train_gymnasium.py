@@ -27,8 +27,8 @@ import torch
 
 import etude
 from gates.learn.trainings import (
-    Evaluations,
     EvaluatesLast,
+    Evaluations,
     Training,
     add_options,
     returns_of,

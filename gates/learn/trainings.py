@@ -136,7 +136,7 @@ def returns_of(
             found[training.name] = [float(np.mean(returns)) for returns in every.values()]
             gate.count("trainings")
             if training.ours:
-                gate.of_begins(result.get("begins", {}))
+                gate.of_earlier(result)
     return found
 
 

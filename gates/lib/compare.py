@@ -13,8 +13,8 @@ A peer is another library, or another method on the same task. `compare_with_pee
   both sides, `etude.compare`) must reach `SURELY`, or the seeds are too few for their spread.
 
 Of three seeds each with the same normal distribution, ours passes with a probability of 90 % at a
-standard deviation of 5 % of the mean, 82 % at 10 %, and 60 % at 20 %, where 20 % end as "not shown".
-The peer's own scores less 20 %, or with one of three seeds at zero, never pass.
+standard deviation of 5 % of the mean, 82 % at 10 %, and 60 % at 20 %, where a fifth ends as "not
+shown". The peer's own scores less 20 %, or with one of three seeds at zero, never pass.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def compare_with_peer(
 ) -> None:
     """Judge by the rule above whether our scores reach those of a peer.
 
-    what: name of the comparison. unit: what tolerances are shares of; default: the peer's mean.
-    Use 1 for success rates. At the smallest size of a gate nothing is judged.
+    what: name of the score. unit: what tolerances are shares of, and differences are given in; 1
+    for success rates. None: the peer's mean. At the smallest size of a gate nothing is judged.
     """
     from etude.compare.comparison import estimate, improvement
 
@@ -71,22 +71,24 @@ def compare_with_peer(
         return found
 
     reached, lower, upper = estimate(share, us, them, draws=DRAWS)
-    name = f"{what}, share of {peer}'s score"
-    allowed = tolerance(us[:, 0], them[:, 0]) / scale
+    name = f"{what}, share of that of {peer}" if unit is None else f"{what} less that of {peer}"
+    zero = 0.0 if unit is None else 1.0
+    allowed = min(max(tolerance(us[:, 0], them[:, 0]) / scale, FLOOR), CEILING)
     few = too_few(ours, theirs, peer)
     judged = not gate.smallest and not few
-    least = 1.0 - min(max(allowed, FLOOR), CEILING)
-    gate.figure(name, reached, at_least=least if judged else None)
-    gate.figure(f"{name}, lower end", lower)
-    gate.figure(f"{name}, upper end", upper)
-    better = improvement(us, them)
-    gate.figure(f"{what}, probability of a higher score than {peer}'s", better.value)
-    gate.figure(f"{what}, p-value", better.p_value)
+    gate.figure(name, reached - zero, at_least=1.0 - allowed - zero if judged else None)
+    if min(len(ours), len(theirs)) >= LEAST_SEEDS:
+        better = improvement(us, them)
+        gate.figure(f"{name}, lower end", lower - zero)
+        gate.figure(f"{name}, upper end", upper - zero)
+        gate.figure(f"{what}, probability of being above {peer}", better.value)
+        gate.figure(f"{what}, p-value", better.p_value)
     if few:
         gate.not_shown(f"{what}: {few}")
     elif lower < SURELY:
         gate.not_shown(
-            f"{what}: with this spread of seeds it may be {lower:.2f} or {upper:.2f} of {peer}'s"
+            f"{what}: with this spread of seeds it may be {lower:.2f} or {upper:.2f} of that of "
+            f"{peer}"
         )
 
 

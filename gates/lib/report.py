@@ -8,10 +8,11 @@
     return gate.code
 
 A gate passes if its figures are finite and within their bounds, its counts reach `needs` and no
-failure was added. One that has measured too little to say more ends as "not shown" (`not_shown`). An exception, a crash of the measured program, a missing figure or more than
-`--limit` seconds fail it. Timings are not judged on a busy machine. `--smallest` is the size at
-which CI runs a gate: its timings are too short to be judged, and bounds on learning are left out,
-as the `smallest` options of each gate say. `--json FILE` is the file of the result.
+failure was added. A comparison of too few seeds ends as "not shown". An exception, a crash of the
+measured program, a missing figure or more than `--limit` seconds fail it. Timings are not judged on
+a busy machine. `--smallest` is the size at which CI runs a gate: its timings are too short to be
+judged, and bounds on learning are left out, as the `smallest` options of each gate say. `--json
+FILE` is the file of the result.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Gate:
         self.details: dict[str, Any] = {}
         self.code = FAILED
         self._begins: list[dict[str, Any]] = []
+        self._earlier: dict[str, str] = {}
         self.limit: float = options.limit
         self.smallest: bool = options.smallest
         self._json: Path | None = options.json
@@ -129,10 +131,14 @@ class Gate:
         bounds = {"at_least": at_least, "at_most": at_most}
         self.figures[name] = {"value": value, **bounds, "timing": timing}
 
-    def of_begins(self, begins: dict[str, Any]) -> None:
-        """Add the fingerprints of the code that made an earlier part of the result."""
+    def of_earlier(self, part: dict[str, Any]) -> None:
+        """Add an earlier part of the result: the fingerprints of the code that made it. The result
+        has the date, commit and machine of its newest part."""
+        begins = part.get("begins", {})
         if begins not in self._begins:
             self._begins.append(begins)
+        if part["date"] >= self._earlier.get("date", ""):
+            self._earlier = {name: part[name] for name in ("date", "commit", "machine")}
 
     def too_busy(self, why: str) -> None:
         """Do not judge timings that are out of bounds, for this reason."""
@@ -256,6 +262,7 @@ class Gate:
             "machine": machine(),
             "reference_speed": self.reference_speed and round(self.reference_speed),
             "command": shlex.join([*_python(Path(sys.argv[0])), *_without_paths(sys.argv[1:])]),
+            **self._earlier,
         }
         path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
 

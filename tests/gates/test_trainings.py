@@ -72,7 +72,7 @@ def test_a_training_is_evaluated_in_its_last_fifth(
     def evaluated(path: Path, steps: range, ended: bool = True) -> dict[int, list[float]]:
         evaluate = trainings.Evaluations("", 2, 1000, path)
         for step in steps:
-            evaluate(step, lambda _: float(step), ended and step == steps[-1])
+            evaluate(step, lambda _, step=step: float(step), ended and step == steps[-1])
         return evaluate.returns
 
     whole = evaluated(tmp_path / "whole", range(0, 999, 9))
