@@ -188,7 +188,10 @@ class PPOConfig(OnPolicyConfig):
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     bound_coef: float = Field(
-        0.0, ge=0, description="Weight of the loss that keeps a box policy's mean inside [-1, 1]."
+        0.1,
+        ge=0,
+        description="Weight of the loss that keeps a box policy's mean inside [-1, 1], where noise "
+        "still changes the action; 0 is stable-baselines3's PPO.",
     )
     anchor_coef: float = Field(
         0.0, ge=0, description="Weight of the squared distance to the run's initial parameters."
