@@ -22,14 +22,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import etude
-
-if TYPE_CHECKING:
-    from gates.lib.report import Gate
+from gates.lib.report import Gate
 
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
