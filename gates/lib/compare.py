@@ -35,7 +35,7 @@ FLOOR, CEILING, SURELY = 0.05, 0.15, 0.7
 DRAWS = 20_000
 """Bootstrap samples of an interval."""
 Scores = Sequence[Sequence[float]]
-"""Of each seed, the scores of its last evaluations."""
+"""The scores of the last evaluations of each seed."""
 
 
 def compare_with_peer(
@@ -90,7 +90,7 @@ def compare_with_peer(
 
 
 def too_few(ours: Scores, theirs: Scores, peer: str) -> str:
-    """What a comparison has too few of; "" if it has enough."""
+    """Name what a comparison has too few of; "" if it has enough."""
     for who, side in (("Etude", ours), (peer, theirs)):
         if len(side) < LEAST_SEEDS:
             return f"{len(side)} seed{'s' * (len(side) > 1)} of {who}"
