@@ -9,7 +9,6 @@ that were kept before have one evaluation, of the last policy.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from etude.core.contracts import Fragment
 from etude.evaluate.acting import LoadedPolicy
 from etude.training.loop import Callback, Context
 from gates.lib.beginnings import kept
-from gates.lib.report import RESULTS, Gate, commit, machine
+from gates.lib.report import RESULTS, Gate, about_now
 
 Act = Callable[[Any], Any]
 """A policy: one observation [n] to one action [m]."""
@@ -64,7 +63,8 @@ class EvaluatesLast(Callback):
         self._evaluate = evaluate
 
     def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
-        clock, policy = context.clock, LoadedPolicy(context.algorithm.policy)
+        clock = context.clock
+        policy = LoadedPolicy(context.algorithm.policy)  # type: ignore[attr-defined]
         self._evaluate(
             clock.now.timesteps,
             lambda obs: policy.act(np.asarray(obs, np.float32)[None])[0],
@@ -76,7 +76,7 @@ def sb3_callback(evaluate: Evaluations, act: Act) -> Any:
     """A callback of stable-baselines3 that evaluates a training at the points."""
     from stable_baselines3.common.callbacks import BaseCallback
 
-    class Evaluating(BaseCallback):
+    class Evaluating(BaseCallback):  # type: ignore[misc]
         def _on_rollout_start(self) -> None:
             evaluate(self.num_timesteps, act)
 
@@ -150,9 +150,7 @@ def make(training: Training, folder: Path, path: Path, gate: str, variant: str) 
     returns = evaluations.returns
     result: dict[str, Any] = {
         "evaluations": returns,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
+        **about_now(),
     }
     if training.ours:
         result["begins"] = kept(gate, variant)

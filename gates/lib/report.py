@@ -138,7 +138,8 @@ class Gate:
         if begins not in self._begins:
             self._begins.append(begins)
         if part["date"] >= self._earlier.get("date", ""):
-            self._earlier = {name: part[name] for name in ("date", "commit", "machine")}
+            names = ("date", "commit", "version", "machine")
+            self._earlier = {name: part[name] for name in names if name in part}
 
     def too_busy(self, why: str) -> None:
         """Do not judge timings that are out of bounds, for this reason."""
@@ -255,14 +256,10 @@ class Gate:
             "smallest": self.smallest,
             "seconds": round(time.monotonic() - self._begin, 1),
             "processor_seconds": round(_processor_seconds(), 1),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "version": version("etude"),
+            **(self._earlier or about_now()),
             "begins": self._begins,
-            "machine": machine(),
             "reference_speed": self.reference_speed and round(self.reference_speed),
             "command": shlex.join([*_python(Path(sys.argv[0])), *_without_paths(sys.argv[1:])]),
-            **self._earlier,
         }
         path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
 
@@ -310,6 +307,16 @@ def _without_paths(words: list[str]) -> list[str]:
     at = words.index("--json") if "--json" in words else len(words)
     rest = words[:at] + words[at + 2 :]
     return [Path(word).name if word.startswith("/") else word for word in rest]
+
+
+def about_now() -> dict[str, str]:
+    """Date, commit, version and machine of a measurement made now."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "version": version("etude"),
+        "machine": machine(),
+    }
 
 
 def commit() -> str:

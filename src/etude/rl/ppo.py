@@ -477,7 +477,7 @@ class PPO(PolicyAlgorithm):
 
         entropy = mean(evaluated.entropy)
         loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        if config.bound_coef:
+        if config.bound_coef and evaluated.excess.ndim:  # a scalar is 0
             loss = loss + config.bound_coef * mean(evaluated.excess)
         with torch.no_grad():
             kl, clip_fraction = mean(_kl(log_ratio)), mean((ratio != clipped).float())
