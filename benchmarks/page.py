@@ -54,6 +54,8 @@ SHOWN = {
 """{task or peer: its name in the chart, where there is little room}."""
 _CODE = re.compile(r"\b(?:[A-Z]+(?:_[A-Z]+)+|\w+=\w+)\b")
 SECONDS_PICTURE = "benchmark-seconds.svg"
+FEW, ROUNDS = "‡", 3
+"""Mark of a figure of fewer than `ROUNDS` runs, which shows nothing beside another."""
 _PARTS = {"left alone": FAINT, "killed": COLORS[0], "resumed": COLORS[1]}
 """{part of a kill: its colour}."""
 
@@ -89,7 +91,9 @@ The libraries run in turns, each in a virtual environment of its own with the ve
   stage of the integrator left behind.
 - Peers with an engine of their own have a task like walk-go1, and settings of their own. Their
   scores mean something else and are left out.
-- Figures are medians over runs; a run that never reached the score counts as the slowest.
+- Figures are medians over runs; a run that never reached the score counts as the slowest. ‡ marks
+  figures of fewer than three runs, which show nothing beside others: `benchmarks/run.py` makes
+  three rounds, in which the libraries take turns.
 - **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **ms** are what
   1,000 steps take: in the call that steps all environments, and in acting, learning, logs and
   checkpoints. They are empty if a library's workers do not report them. **Memory** is the largest
@@ -208,7 +212,8 @@ def figures(peer: str, runs: list[Record]) -> list[str]:
     """One row: medians over runs."""
     memory = max(run["peak_memory"] for run in runs) / 2**20
     name = _named(peer, runs) + (OLDER if any(map(is_older, runs)) else "")
-    speed = [f"{speed_of(runs):,.0f}", *spent(runs), f"{memory:,.0f} MiB"]
+    few = FEW if len(runs) < ROUNDS else ""
+    speed = [f"{speed_of(runs):,.0f}{few}", *spent(runs), f"{memory:,.0f} MiB"]
     scored = [run for run in runs if run["measure"] == "score"]
     if not scored or runs[0]["own_engine"]:
         return [name, "", "", "", *speed]
@@ -263,7 +268,9 @@ def beside(runs: Sequence[Record], task: str, column: Column) -> tuple[str, str]
         return "", ""
     best = column.best(others, key=others.__getitem__)
     older = OLDER if any(map(is_older, found["etude"])) else ""
-    return column.told(found["etude"]) + older, f"{column.told(found[best])} ({best})"
+    few = {peer: FEW if len(found[peer]) < ROUNDS else "" for peer in ("etude", best)}
+    ours, theirs = (column.told(found[peer]) + few[peer] for peer in few)
+    return ours + older, f"{theirs} ({best})"
 
 
 def summary(runs: Sequence[Record]) -> str:

@@ -68,7 +68,7 @@ class TutorialPPOConfig(OnPolicyConfig):
     value_coef: float = Field(1.0, ge=0, description="Weight of half the squared value error.")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     bound_coef: float = Field(
-        0.0, ge=0, description="Weight of the loss that keeps a box policy's mean inside [-1, 1]."
+        0.1, ge=0, description="Weight of the loss that keeps a box policy's mean inside [-1, 1]."
     )
     max_grad_norm: float = Field(0.5, gt=0, description="Norm that gradients are clipped to.")
 

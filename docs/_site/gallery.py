@@ -182,6 +182,8 @@ def measured(trained: Trained | None, results: Results) -> dict[str, str]:
     }
     result = results[key]
     verdict = f": [a bound is missed]({MEASURED})" if result["verdict"] == "FAILED" else ""
+    if result["verdict"].startswith("not shown"):
+        verdict = f", beside a peer [{result['verdict']}]({MEASURED})"
     told["measured by"] = f"`{command(result)}` on {result['date'][:10]}{verdict}"
     told["commit"] = f"`{measured_at(result)}`"
     return {name: text for name, text in told.items() if text != NOT_YET}

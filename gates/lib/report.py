@@ -8,10 +8,11 @@
     return gate.code
 
 A gate passes if its figures are finite and within their bounds, its counts reach `needs` and no
-failure was added. An exception, a crash of the measured program, a missing figure or more than
-`--limit` seconds fail it. Timings are not judged on a busy machine. `--smallest` is the size at
-which CI runs a gate: its timings are too short to be judged, and bounds on learning are left out,
-as the `smallest` options of each gate say. `--json FILE` is the file of the result.
+failure was added. A comparison of too few seeds ends as "not shown". An exception, a crash of the
+measured program, a missing figure or more than `--limit` seconds fail it. Timings are not judged on
+a busy machine. `--smallest` is the size at which CI runs a gate: its timings are too short to be
+judged, and bounds on learning are left out, as the `smallest` options of each gate say. `--json
+FILE` is the file of the result.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from typing import Any
 from gates import ROOT
 from gates.lib import beginnings
 
-PASSED, FAILED, NOT_JUDGED = 0, 1, 2
+PASSED, FAILED, NOT_JUDGED, NOT_SHOWN = range(4)
 RESULTS = ROOT / "gates" / "results"
 """Folder of results at full size; its subfolder `smallest/` is not in the repository."""
 LIMIT, SMALLEST_LIMIT = 12 * 3600.0, 600.0
@@ -90,14 +91,16 @@ class Gate:
         self.rows = rows
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
+        self.unshown: list[str] = []
         self.figures: dict[str, dict[str, Any]] = {}
         self.details: dict[str, Any] = {}
         self.code = FAILED
         self._begins: list[dict[str, Any]] = []
+        self._earlier: dict[str, str] = {}
         self.limit: float = options.limit
-        self._smallest: bool = options.smallest
+        self.smallest: bool = options.smallest
         self._json: Path | None = options.json
-        self._busy = "the smallest size is too short for a timing" if self._smallest else ""
+        self._busy = "the smallest size is too short for a timing" if self.smallest else ""
         self._begin = time.monotonic()
         self._timers: list[threading.Timer] = []
 
@@ -108,6 +111,12 @@ class Gate:
         """Add a failure and print it."""
         self.failures.append(why)
         print(f"FAILED: {why}", flush=True)
+
+    def not_shown(self, why: str) -> None:
+        """Add why the measurement is too small for a verdict; at the smallest size it always is."""
+        if not self.smallest:
+            self.unshown.append(why)
+            print(f"not shown: {why}", flush=True)
 
     def figure(
         self,
@@ -122,10 +131,15 @@ class Gate:
         bounds = {"at_least": at_least, "at_most": at_most}
         self.figures[name] = {"value": value, **bounds, "timing": timing}
 
-    def of_begins(self, begins: dict[str, Any]) -> None:
-        """Add the fingerprints of the code that made an earlier part of the result."""
+    def of_earlier(self, part: dict[str, Any]) -> None:
+        """Add an earlier part of the result: the fingerprints of the code that made it. The result
+        has the date, commit and machine of its newest part."""
+        begins = part.get("begins", {})
         if begins not in self._begins:
             self._begins.append(begins)
+        if part["date"] >= self._earlier.get("date", ""):
+            names = ("date", "commit", "version", "machine")
+            self._earlier = {name: part[name] for name in names if name in part}
 
     def too_busy(self, why: str) -> None:
         """Do not judge timings that are out of bounds, for this reason."""
@@ -204,8 +218,11 @@ class Gate:
             if self.counts[what] < least:
                 self.fail(f"{self.counts[what]:,} {what} counted, {least:,} needed")
         unjudged = self._judge()
-        self.code = FAILED if self.failures else NOT_JUDGED if unjudged else PASSED
-        verdict = ("passed", "FAILED", f"not judged, {self._busy}")[self.code]
+        self.code = NOT_JUDGED if unjudged else PASSED
+        if self.failures or self.unshown:
+            self.code = FAILED if self.failures else NOT_SHOWN
+        unshown = f"not shown: {'; '.join(self.unshown)}"
+        verdict = ("passed", "FAILED", f"not judged, {self._busy}", unshown)[self.code]
         self._write(verdict)
         counted = ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
         measured = ", ".join(f"{name} {_text(f['value'])}" for name, f in self.figures.items())
@@ -216,10 +233,10 @@ class Gate:
         )
 
     def _write(self, verdict: str) -> None:
-        folder = RESULTS / "smallest" if self._smallest else RESULTS
+        folder = RESULTS / "smallest" if self.smallest else RESULTS
         path = self._json or folder / f"{beginnings.stem(self.name, self.variant)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._smallest and not self._begins:
+        if not self.smallest and not self._begins:
             self._begins.append(beginnings.kept(self.name, self.variant))
         result = {
             "gate": self.name,
@@ -236,14 +253,11 @@ class Gate:
             "rows": list(self.rows),
             "failures": self.failures[:20],
             "details": _plain_tree(self.details),
-            "smallest": self._smallest,
+            "smallest": self.smallest,
             "seconds": round(time.monotonic() - self._begin, 1),
             "processor_seconds": round(_processor_seconds(), 1),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "version": version("etude"),
+            **(self._earlier or about_now()),
             "begins": self._begins,
-            "machine": machine(),
             "reference_speed": self.reference_speed and round(self.reference_speed),
             "command": shlex.join([*_python(Path(sys.argv[0])), *_without_paths(sys.argv[1:])]),
         }
@@ -293,6 +307,16 @@ def _without_paths(words: list[str]) -> list[str]:
     at = words.index("--json") if "--json" in words else len(words)
     rest = words[:at] + words[at + 2 :]
     return [Path(word).name if word.startswith("/") else word for word in rest]
+
+
+def about_now() -> dict[str, str]:
+    """Date, commit, version and machine of a measurement made now."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "version": version("etude"),
+        "machine": machine(),
+    }
 
 
 def commit() -> str:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from benchmarks import page
 from gates import ROOT
 from gates.lib.beginnings import doubt
+from gates.lib.compare import LEAST_SEEDS
 from gates.lib.fresh import stale
 from gates.lib.report import RESULTS
 from gates.pages.faults_table import load
@@ -39,6 +40,8 @@ from gates.pages.page_figures import (
     values,
 )
 
+COMPARING = ("peer_off_policy", "train_gymnasium", "train_offline")
+"""Gates that compare trainings with those of a peer."""
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "measured.md"
 MARKED = re.compile(r"<!-- figure: (\S+) -->(.*?)<!-- /figure -->", re.DOTALL)
 
@@ -117,7 +120,8 @@ def returned(side: str) -> Callable[[Results], str]:
         found = [values(results, *task, f"return of {side}") for task in RUNNING]
         means = " / ".join(f"{sum(each) / len(each):,.0f}" for each in found)
         who = "" if side == "etude" else "stable-baselines3 with rl_zoo3's settings, "
-        return f"{means} ({who}{seeds(found[0])})"
+        few = page.FEW if min(map(len, found)) < LEAST_SEEDS else ""
+        return f"{means}{few} ({who}{seeds(found[0])})"
 
     return text
 
@@ -186,9 +190,12 @@ def headline(results: Results) -> str:
         here, used = row.here(results), [results[key] for key in row.results]
         here = linked(here, used, "docs/measured.md", row.timed) if used else here
         lines.append(f"| {row.what} | {here} | {row.peer(results)} |")
-    marked = any(OLDER in line for line in lines)
-    note = f"\n{OLDER} is not proven to hold for today's code.\n"
-    return "\n".join(lines) + "\n" + (note if marked else "")
+    notes = {
+        OLDER: "is not proven to hold for today's code",
+        page.FEW: "is of fewer than three seeds or runs, which shows nothing beside another figure",
+    }
+    told = [f"{mark} {note}." for mark, note in notes.items() if any(mark in x for x in lines)]
+    return "\n".join(lines) + "\n" + (f"\n{' '.join(told)}\n" if told else "")
 
 
 HEAD = f"""# Measured
@@ -202,6 +209,12 @@ can slow this one down by half: results keep how fast a fixed physics model ran 
 (`reference_speed`). Ratios are medians of alternating rounds; * after a commit marks uncommitted
 changes. [Faults, and what has been counted](faults.md) compares the counts of kills and damages
 with what was asked. A gate that is not in the table has not been run at full size.
+
+A training is compared with that of another library, or of another method, by one rule
+(`gates/lib/compare.py`): at least three seeds of either side; a seed's score is the mean over its
+last evaluations; the mean of Etude's may be lower by one standard error from the pooled spread, but
+by at least 5 % and at most 15 % of the other's; the lower end of the 95 % interval must reach 70 %
+of it. What has fewer seeds or evaluations, or seeds that differ too much, is "not shown".
 
 What was learned stands while the first two iterations of its training give the same bits with
 today's code as with the code that was measured: every array of the policy, every number of the log.
@@ -222,11 +235,19 @@ def measured(results: Results) -> str:
     return HEAD + rows + (f"\n## To be measured again\n\n{again}" if again else "")
 
 
+def verdict(result: dict[str, Any]) -> str:
+    """The verdict of a result; comparisons of before their rule (`gates/lib/compare.py`) show
+    nothing."""
+    if result["gate"] in COMPARING and "comparisons" not in result["details"]:
+        return "not shown: one seed"
+    return str(result["verdict"])
+
+
 def cells(result: dict[str, Any]) -> Iterator[str]:
     yield f"`{command(result)}`"
     yield "<br>".join(figures(result))
     yield ", ".join(f"{many:,} {what}" for what, many in result["counts"].items())
-    yield result["verdict"]
+    yield verdict(result)
     yield result["date"][:10]
     yield f"`{result['commit'].split()[0]}`" + ("*" if " " in result["commit"] else "")
 

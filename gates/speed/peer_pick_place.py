@@ -1,6 +1,6 @@
 """Etude's `pick-place` beside stable-baselines3's PPO on the same task and the same cores.
 
-    python -m gates.speed.peer_pick_place [--rounds 5] [--full] [--steps 200000] [--seed 0]
+    python -m gates.speed.peer_pick_place [--rounds 5] [--full] [--steps 200000] [--seeds 3]
 
 stable-baselines3 has the reference script's settings: one environment (Etude's task through its
 Gymnasium wrapper), VecNormalize, 2,048 steps a rollout, minibatch 64, 10 epochs, 64-64 tanh. It
@@ -14,11 +14,12 @@ and Etude's logs and checkpoints. stable-baselines3 is timed with one torch thre
 default; the faster one is compared. Its speed with 8 environments, without the time in the
 environment, and per processor second, which other work disturbs less, is printed too.
 
---full: also trains both for --steps steps in ten turns each, with the unchanged recipe. After every
-turn both play the same 100 fresh episodes with most likely actions and frozen statistics of
-observations, which is not timed.
+--full: also trains both for --steps steps in ten turns each, with the unchanged recipe and --seeds
+seeds. After every turn both play the same 100 fresh episodes with most likely actions and frozen
+statistics of observations, which is not timed.
 
-The ratio of steps/s, the median of the rounds, must reach 8.
+The ratio of steps/s, the median of the rounds, must reach 8, and the success after the last three
+turns that of stable-baselines3 by the rule of `gates/lib/compare.py`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from etude.evaluate.acting import LoadedPolicy
 from etude.gym import AsGymnasium
 from etude.planning.recipes import Recipe
 from etude.training.loop import Callback, Context
+from gates.lib.compare import compare_with_peer
 from gates.lib.machine import report_load
 from gates.lib.report import Gate, parse
 
@@ -52,7 +54,8 @@ GOAL = 8.0
 EPOCHS = 10
 ROLLOUT = 2048
 EPISODES = 100
-TURNS = 10
+TURNS, LAST = 10, 3
+"""Turns of --full, and those whose success is compared."""
 ENDLESS = 1_000_000_000
 PATIENCE = 1800.0
 """Longest turn of one side in seconds."""
@@ -321,31 +324,31 @@ def compare_speed(recipe: Recipe, options: argparse.Namespace) -> list[float]:
     return ratios[ours.name]
 
 
-def compare_learning(recipe: Recipe, steps: int, seed: int) -> dict[str, float]:
-    """Print success and seconds after every tenth of the steps; return the last success."""
-    recipe = recipe.replace("clock.total_timesteps", steps)
+def compare_learning(recipe: Recipe, steps: int, seed: int) -> dict[str, list[float]]:
+    """Print success and seconds after every tenth of the steps; return the success after each."""
+    recipe = recipe.replace(seed=seed, clock__total_timesteps=steps)
     sides = [
         Side.start("etude", 0, run_etude, recipe),
         Side.start("sb3", 0, run_sb3, 1, 1, seed),
     ]
     seconds = dict.fromkeys(["etude", "sb3"], 0.0)
-    last = {}
+    found: dict[str, list[float]] = {side.name: [] for side in sides}
     for turn in range(1, TURNS + 1):
         for side in sides:
             seconds[side.name] += side.train_to(steps * turn // TURNS).seconds
-            last[side.name] = side.test()
+            found[side.name].append(side.test())
             print(
                 f"{side.name:6s} {side.total:9,} steps  {seconds[side.name]:7.1f} s of training  "
-                f"{last[side.name]:6.1%} of {EPISODES} fresh episodes",
+                f"{found[side.name][-1]:6.1%} of {EPISODES} fresh episodes",
                 flush=True,
             )
     for side in sides:
         side.end()
         print(
-            f"{side.name}: {last[side.name]:.1%} success at {side.total:,} steps after "
+            f"{side.name}: {found[side.name][-1]:.1%} success at {side.total:,} steps after "
             f"{seconds[side.name]:.1f} s ({side.total / seconds[side.name]:,.0f} steps/s)"
         )
-    return last
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -358,7 +361,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--full", action="store_true", help="also train both to the end")
     parser.add_argument("--steps", type=int, default=200_000, help="how far --full trains")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3, help="of --full")
+    parser.add_argument("--seed", type=int, default=0, help="the first")
     options = parse(parser, {"rounds": 1, "turn": 256}, arguments)
     with Gate("peer_pick_place", options, needs={"rounds": options.rounds}) as gate:
         import stable_baselines3
@@ -369,8 +373,10 @@ def main(arguments: list[str] | None = None) -> int:
         # This gate tests both; tests are not timed.
         recipe = recipe.replace(seed=options.seed, evaluation__every="never")
         if options.full:
-            for name, success in compare_learning(recipe, options.steps, options.seed).items():
-                gate.figure(f"success of {name}", success)
+            seeds = range(options.seed, options.seed + options.seeds)
+            each = [compare_learning(recipe, options.steps, seed) for seed in seeds]
+            ours, theirs = ([found[side][-LAST:] for found in each] for side in ("etude", "sb3"))
+            compare_with_peer(gate, "success", ours, theirs, peer="stable-baselines3", unit=1.0)
         ratios = compare_speed(recipe, options)
         report_load(gate)
         gate.count("rounds", len(ratios))

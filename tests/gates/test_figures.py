@@ -214,7 +214,9 @@ def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPa
     ]
     runs.append({**runs[3], "measure": "kill", "steps_per_second": 900.0})  # of another day
     monkeypatch.setattr(here, "is_older", lambda run: run["peer"] == "etude")
-    assert here.beside(runs, "ant", here.SPEED) == ("100†", "65 (a)")
+    assert here.beside(runs, "ant", here.SPEED) == ("100†", "65‡ (a)")  # of two rounds
+    third = {**runs[3], "steps_per_second": 65.0}
+    assert here.beside([*runs, third], "ant", here.SPEED) == ("100†", "65 (a)")
     assert here.beside(runs, "halfcheetah", here.SPEED) == ("", "")
     assert here.beside(runs, "ant", here.SECONDS) == ("", "")
 
@@ -240,3 +242,11 @@ def test_a_run_that_never_reached_the_score_counts_as_the_slowest(
     ]
     monkeypatch.setattr(here, "is_older", lambda run: False)
     assert here.beside(runs, "ant", here.SECONDS) == ("70" if others else "", told)
+
+
+def test_a_comparison_of_before_its_rule_shows_nothing() -> None:
+    result = {"gate": "train_offline", "verdict": "passed", "details": {}}
+    assert figures.verdict(result) == "not shown: one seed"
+    result["details"] = {"comparisons": {"success": {}}}
+    assert figures.verdict(result) == "passed"
+    assert figures.verdict({**result, "gate": "train_reach", "details": {}}) == "passed"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gates.learn import peer_off_policy, trainings
+from gates.learn import trainings
 from gates.lib import report
 
 Measure = Callable[..., dict[str, list[float]]]
@@ -24,9 +24,10 @@ def made() -> list[str]:
 
 @pytest.fixture
 def measure(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
-    def train(folder: Path) -> trainings.Act:
+    def train(folder: Path, evaluate: trainings.Evaluations) -> None:
         made.append(folder.name)
-        return lambda obs: obs[:1]
+        for step in range(1, 101):
+            evaluate(step, lambda obs: obs[:1], ended=step == 100)
 
     def threads(many: int, *_: object, **__: object) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1)
@@ -40,7 +41,7 @@ def measure(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         places += ["--json", str(tmp_path / "result.json")]
         options = report.parse(parser, {}, [*places, *words])
         wanted = [
-            trainings.Training(name, "Pendulum-v1", 2, train)
+            trainings.Training(name, "Pendulum-v1", 1, 100, train)
             for name in ("etude-a-0", "etude-a-1", "sb3-a-0")
         ]
         with report.Gate("train_gymnasium", options, needs={"trainings": 3}) as gate:
@@ -59,7 +60,39 @@ def test_a_training_is_made_once(made: list[str], measure: Measure) -> None:
     assert measure() == whole
     assert len(made) == 3
     assert whole["sb3-a-0"] == first["sb3-a-0"]
-    assert len(whole["etude-a-0"]) == 2  # episodes
+    assert len(whole["etude-a-0"]) == trainings.LAST
+
+
+def test_a_training_is_evaluated_in_its_last_fifth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The points of an interrupted training stay, and a short one has at least its last policy."""
+    monkeypatch.setattr(trainings, "play", lambda env, act, episodes: [act(None)] * episodes)
+
+    def evaluated(path: Path, steps: range, ended: bool = True) -> dict[int, list[float]]:
+        evaluate = trainings.Evaluations("", 2, 1000, path)
+        for step in steps:
+            evaluate(step, lambda _, step=step: float(step), ended and step == steps[-1])
+        return evaluate.returns
+
+    whole = evaluated(tmp_path / "whole", range(0, 999, 9))
+    assert {point: returns[0] for point, returns in whole.items()} == {
+        **{840: 846.0, 880: 882.0, 920: 927.0},
+        **{960: 963.0, 1000: 990.0},
+    }
+    assert all(len(returns) == 2 for returns in whole.values())
+    evaluated(tmp_path / "killed", range(0, 910, 9), ended=False)
+    assert evaluated(tmp_path / "killed", range(900, 999, 9)) == whole
+    assert evaluated(tmp_path / "short", range(0, 10)) == {1000: [9.0, 9.0]}
+
+
+def test_what_was_kept_before_has_one_evaluation(measure: Measure, tmp_path: Path) -> None:
+    measure()
+    path = tmp_path / "kept" / "sb3-a-0.json"
+    known = json.loads(path.read_text())
+    del known["evaluations"]
+    path.write_text(json.dumps(known | {"returns": [1.0, 3.0]}))
+    assert measure()["sb3-a-0"] == [2.0]
 
 
 def test_a_result_keeps_the_beginnings_of_all_its_trainings(
@@ -75,37 +108,6 @@ def test_a_result_keeps_the_beginnings_of_all_its_trainings(
     assert len(begins()) == 1  # another library's training does not depend on this code
     change(tmp_path / "kept" / "etude-a-1.json")
     assert begins() == [{"computation": "here"}, {"computation": "elsewhere"}]
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "passes"),
-    [
-        ([100.0], [100.0], False),  # one seed of ours says nothing about chance
-        ([100.0, 98.0, 102.0], [100.0], True),
-        ([70.0, 72.0, 71.0], [100.0], False),
-        ([300.0, 20.0, 10.0], [100.0, 100.0], False),  # the mean is theirs, and seeds differ much
-        ([1.0, 400.0, 2.0], [100.0, 300.0, 90.0], False),
-        ([-110.0, -112.0], [-100.0], True),  # returns below zero
-        ([-130.0, -131.0], [-100.0], False),
-        ([100.0, 101.0], [0.0], False),  # no share of nothing
-    ],
-)
-def test_a_wide_spread_of_ours_is_no_excuse(
-    ours: list[float],
-    theirs: list[float],
-    passes: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def returns_of(gate: report.Gate, wanted: list[trainings.Training], _: object) -> object:
-        gate.count("trainings", len(wanted))
-        sides = {True: iter(ours), False: iter(theirs)}
-        return {each.name: [next(sides[each.ours])] for each in wanted}
-
-    monkeypatch.setattr(peer_off_policy, "returns_of", returns_of)
-    words = ["--methods", "sac", "--json", str(tmp_path / "result.json")]
-    words += ["--seeds", str(len(ours)), "--peer-seeds", str(len(theirs))]
-    assert (peer_off_policy.main(words) == report.PASSED) == passes
 
 
 def change(path: Path) -> None:

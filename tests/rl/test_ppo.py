@@ -301,14 +301,25 @@ def test_the_entropy_bonus_raises_entropy(kind: str) -> None:
     assert entropies[1.0] > entropies[0.0] + 0.05
 
 
-def test_the_bound_loss_brings_the_mean_back() -> None:
-    trainer = make_trainer(bound_coef=10.0, learning_rate=0.02, update_epochs=10)
+def lowest_mean(iterations: int, **options: Any) -> float:
+    """The smallest of a policy's means, which begin at 2, after some iterations of training."""
+    trainer = make_trainer(learning_rate=0.02, update_epochs=10, **options)
     last = list(trainer.ppo.policy.actor.parameters())[-1]
     with torch.no_grad():
         last.fill_(2.0)
-    for _ in range(6):
+    for _ in range(iterations):
         trainer.iterate()
-    assert float(last.detach().abs().max()) < 1.7
+    return float(last.detach().abs().max())
+
+
+def test_the_bound_loss_brings_the_mean_back() -> None:
+    assert lowest_mean(6, bound_coef=10.0) < 1.7
+
+
+def test_means_come_back_into_their_bounds_by_default() -> None:
+    """Beyond them all samples are the same clipped action, and nothing is explored."""
+    default, free = (lowest_mean(20, **options) for options in ({}, {"bound_coef": 0.0}))
+    assert default < 1.3 < free
 
 
 def test_a_kl_limit_ends_an_update_early_and_before_the_step() -> None:

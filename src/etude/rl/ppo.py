@@ -188,7 +188,10 @@ class PPOConfig(OnPolicyConfig):
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     bound_coef: float = Field(
-        0.0, ge=0, description="Weight of the loss that keeps a box policy's mean inside [-1, 1]."
+        0.1,
+        ge=0,
+        description="Weight of the loss that keeps a box policy's mean inside [-1, 1], where noise "
+        "still changes the action; 0 is stable-baselines3's PPO.",
     )
     anchor_coef: float = Field(
         0.0, ge=0, description="Weight of the squared distance to the run's initial parameters."
@@ -512,7 +515,7 @@ class PPO(PolicyAlgorithm):
 
         entropy = mean(evaluated.entropy)
         loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        if config.bound_coef:
+        if config.bound_coef and evaluated.excess.ndim:  # a scalar is 0
             loss = loss + config.bound_coef * mean(evaluated.excess)
         with torch.no_grad():
             kl, clip_fraction = mean(_kl(log_ratio)), mean((ratio != clipped).float())
