@@ -35,8 +35,8 @@ _REASONS = (
     "a control is NaN, infinite or huge",
 )
 _UNSTABLE = (
-    "; the simulation is unstable: a smaller timestep, softer actuators, or a start that fulfils all "
-    "constraints may help"
+    "; the simulation is unstable: a smaller timestep, softer actuators, or a start that fulfils "
+    "all constraints may help"
 )
 _MEMORY_REASONS = (1, 2)
 _ADDRESSES = {0: "qvel", 3: "qpos", 4: "qvel", 5: "qvel", 6: "ctrl"}

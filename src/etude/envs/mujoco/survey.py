@@ -62,8 +62,8 @@ class Survey:
         self.planar = self._slides()
         """Whether the base slides without an actuator, as that of a planar walker."""
         self.joints = self._moved()
-        """Ids of the joints that servos move: not those of the base, nor ones that follow or close a
-        loop."""
+        """Ids of the joints that servos move: not those of the base, nor ones that follow or
+        close a loop."""
         ground = np.flatnonzero(np.isin(model.geom_type, GROUND) & (model.geom_bodyid == 0))
         self.has_floor = bool(ground.size)
         self._data = mujoco.MjData(model)
