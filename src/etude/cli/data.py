@@ -16,7 +16,7 @@ from etude.core.config import Config
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
-from etude.core.output import bar
+from etude.core.progress_bar import bar
 from etude.data import editing
 from etude.data.formats.base import FORMATS, ReadOptions, check_format
 from etude.data.formats.opening import open_dataset, scan, shared_fields

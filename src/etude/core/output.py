@@ -35,8 +35,6 @@ from typing import Any, TextIO
 
 from etude.core.errors import EtudeError
 
-Tick = Callable[[float, float], None]
-"""Called with the amount that is done, and the total."""
 LARGEST = 1 << 20
 """Most bytes in the buffer for a slow reader; more are left out."""
 PATIENCE = 5.0
@@ -376,41 +374,6 @@ def show_on(stream: TextIO | None) -> TextIO | None:
         _display.erase()
         before, _display.stream = _display.stream, stream
         return before
-
-
-@contextmanager
-def bar(what: str, unit: str) -> Iterator[Tick]:
-    """A progress bar on the standard error if that is a terminal; it is removed at the end."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(file=sys.stderr)
-    progress = Progress(
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    before = show_on(None) if console.is_terminal else None  # the bar shows it
-    try:
-        with progress:
-            task = progress.add_task(what, total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
-    finally:
-        if console.is_terminal:
-            show_on(before)
 
 
 def erase() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from etude.core import user_code
 from etude.core.catalogue import load_attribute
 from etude.core.errors import EtudeError, UsageError
-from etude.core.output import bar
+from etude.core.progress_bar import bar
 from etude.evaluate import OFFLINE, fresh
 from etude.evaluate.report import SUMMARY, TEXT, Report
 from etude.planning import recipes
