@@ -415,10 +415,11 @@ full size. Tests that take long rotate: CI does one part of ten of them at each 
 successive commits do them all, and `make nightly` does all at once. "rotates" and "some rotate"
 say which. If none of n trials failed, the failure rate is below 3/n at 95 % confidence: 300 trials
 bound it below 1 %. A count is a record of the commit in the last column. It stands for today's code
-while the gate passes with it at its smallest size, and while a run that is to be killed begins with
-the same bits; [Measured](measured.md) lists what does not. A gate that was not run at full size, or
-counted too few cases, is marked "below its count". Where the tests cover all cases, there is no
-gate beside them.
+while the gate passes with it at its smallest size (`--smallest`, which CI runs; [record
+28](decisions/0028-results-stand-by-first-iterations.md)), and while a run that is to be killed
+begins with the same bits; [Measured](measured.md) lists what does not. A gate that was not run at
+full size, or counted too few cases, is marked "below its count". Where the tests cover all cases,
+there is no gate beside them.
 
 | # | fault | in CI | gate | asked | counted | when | commit |
 |---|---|---|---|---|---|---|---|

@@ -332,3 +332,59 @@ def test_joints_that_follow_another_get_no_servo(
     _, env = written(follows, tmp_path, capsys)
     assert env is not None
     assert env.spec.action.low == (-1.0,)
+
+
+GRIPPER = """
+        <body name="driver" pos=".3 0 0">
+          <joint name="driver" axis="0 1 0" range="-60 60"/>
+          <geom type="capsule" fromto="0 0 0 0 0 .1" size=".01" mass=".1"/>
+          <body name="coupler" pos="0 0 .1">
+            <joint name="coupler" axis="0 1 0"/>
+            <geom type="capsule" fromto="0 0 0 .1 0 0" size=".01" mass=".1"/>
+          </body>
+        </body>
+        <body name="rocker" pos=".4 0 0">
+          <joint name="rocker" axis="0 1 0"/>
+          <geom type="capsule" fromto="0 0 0 0 0 .1" size=".01" mass=".1"/>
+        </body>
+        <site name="gripper" """
+CLOSED = """<contact><exclude body1="coupler" body2="rocker"/></contact>
+    <equality><connect body1="coupler" body2="rocker" anchor=".1 0 0"/></equality>"""
+SPLIT = '<tendon><fixed name="split"><joint joint="driver" coef="1"/></fixed></tendon>'
+
+
+@pytest.mark.parametrize(
+    "driver", ['<motor joint="driver" gear=".1"/>', '<motor tendon="split" gear=".1"/>']
+)
+def test_joints_that_close_a_loop_stay_passive(
+    driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    motors = f'<motor joint="shoulder"/><motor joint="elbow"/>{driver}'
+    model = arm(actuators=motors).replace('<site name="gripper" ', GRIPPER)
+    model = model.replace("<actuator>", f"{CLOSED}{SPLIT}<actuator>")
+    moved = Survey(mujoco.MjModel.from_xml_string(model)).joints
+    assert moved == [0, 1, 2]  # shoulder, elbow and driver: not coupler and rocker
+    _, env = written(model, tmp_path, capsys)
+    assert env is not None
+    qpos = env.simulation.bind("qpos")
+    assert (qpos[:, 2] != 0.0).all()
+    np.testing.assert_array_equal(qpos[:, 3:], 0.0)
+
+
+def test_joints_of_a_loop_without_actuators_get_servos() -> None:
+    model = (
+        arm().replace('<site name="gripper" ', GRIPPER).replace("<actuator>", f"{CLOSED}<actuator>")
+    )
+    assert Survey(mujoco.MjModel.from_xml_string(model)).joints == [0, 1, 2, 3, 4]
+
+
+def test_a_scene_in_a_folder_of_assets_is_named_after_its_robot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scene = tmp_path / "gym_arm" / "assets" / "scene.xml"
+    scene.parent.mkdir(parents=True)
+    scene.write_text(arm(actuators='<motor joint="elbow"/>'))
+    assert cli.main(["new-task", str(scene)]) == 0
+    assert "the task GymArm" in capsys.readouterr().out
+    assert (tmp_path / "gym_arm_task.py").exists()

@@ -109,7 +109,7 @@ def sweep_of(folder: Path) -> Path:
     asked = Asked(("algorithm.learning_rate=1e-4..1e-2:log", "algorithm.minibatch_size=64,128"))
     sweep = Sweep(folder, recipe, replace(asked, trials=4, rungs=2, metric="eval/success_rate"))
     for number, (rate, size, scores) in enumerate(
-        [(1e-4, 64, [0.1]), (1e-3, 128, [0.5, 0.9]), (1e-2, 64, [0.2]), (5e-3, 128, [])]
+        [(2e-3, 64, [0.1]), (1e-3, 128, [0.5, 0.9]), (1e-2, 64, [0.2]), (5e-3, 128, [])]
     ):
         values = {"algorithm.learning_rate": rate, "algorithm.minibatch_size": size}
         trial = Trial(number, 0, values, steps=[2000, 4000], scores=scores, ties=scores)
@@ -130,14 +130,16 @@ def test_a_page_of_a_sweep_ranks_its_trials(tmp_path: Path) -> None:
     text = out.read_text()
     cells = re.findall(r"<tr.*?</tr>", text, re.DOTALL)
     ranked = [re.findall(r"<td[^>]*>(.*?)</td>", cell) for cell in cells][1:5]
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", cells[0])
+    assert heads[2:4] == ["learning_rate", "minibatch_size"]
     assert ranked[0] == ["1", "t1", "0.001", "128", "50.0%", "90.0%", "best"]
     assert [row[1] for row in ranked] == ["t1", "t2", "t0", "t3"]
     assert "it does not divide &lt;/script&gt;" in ranked[3][-1]
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text)[0])
     rate, size = data["charts"][:2]
-    assert rate["log"]
+    assert rate["log"], "the axis of a field that was drawn log-uniformly"
     assert [(p["x"], p["y"], p["color"]) for p in rate["points"]] == [
-        (1e-4, 0.1, 0),
+        (2e-3, 0.1, 0),
         (1e-3, 0.9, 1),
         (1e-2, 0.2, 0),
     ]

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from etude.core.contracts import ArraySpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.limited import Limits
 from etude.data.formats.base import FORMATS, DataError
+from etude.data.formats.lerobot import LeRobotFormat
 from etude.data.formats.opening import open_dataset, scan
 from etude.data.importing import finish, new_store
 from etude.data.store.episodes import DamagedStore, EpisodeStore
@@ -50,6 +52,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rewards[-1] = number != 1
             store.append_episode(obs, actions, rewards, terminated=number != 2)
             labels.add(f"take {number}", success=number != 1, task=TASKS[number % 2])
+        finish(store, {}, labels)
+    return path
+
+
+def joints_only(path: Path, episodes: int) -> Path:
+    """Episodes of numbers alone."""
+    fields = {"obs/joints": ArraySpec((3,), "float32"), "actions": ArraySpec((2,), "float32")}
+    rng, labels = np.random.default_rng(0), Labels()
+    with new_store(path, fields, 20) as store:
+        for number in range(episodes):
+            steps = int(rng.integers(2, 20))
+            joints = rng.normal(size=(steps + 1, 3)).astype(np.float32)
+            actions = rng.normal(size=(steps, 2)).astype(np.float32)
+            store.append_episode({"joints": joints}, actions, np.zeros(steps, "f4"), True)
+            labels.add(f"take {number}")
         finish(store, {}, labels)
     return path
 
@@ -135,6 +152,32 @@ def test_compressed_pictures(made: Path, tmp_path: Path, kind: str, lossy: float
     block.write_bytes(data)
     with pytest.raises(DamagedStore, match=r"frames-000000000000\.bin is damaged"):
         data_main(["validate", str(out)])
+
+
+def test_many_small_row_groups_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export writes one for each episode; a page of 10,000 episodes must not take minutes."""
+    from pyarrow.parquet import ParquetFile
+
+    data, out = joints_only(tmp_path / "data", 60), tmp_path / "lerobot"
+    data_main(["export", str(data), str(out), "--format", "lerobot"])
+    reads: list[list[int]] = []
+    read = ParquetFile.read_row_groups
+
+    def counted(file: Any, groups: list[int], **options: Any) -> Any:
+        reads.append(groups)
+        return read(file, groups, **options)
+
+    monkeypatch.setattr(ParquetFile, "read_row_groups", counted)
+    reader = LeRobotFormat().read(out)
+    store = EpisodeStore.open(data)
+    for number in (*range(60), 59, 7):
+        episode = reader.episode(f"episode_{number}")
+        steps, _ = store.episode(number)
+        np.testing.assert_array_equal(episode.actions[:-1], steps.actions)
+        np.testing.assert_array_equal(episode.obs["joints"].load()[:-1], steps.obs["joints"])
+    assert len(reads) < 10
 
 
 def test_what_lerobot_writes_itself_is_read() -> None:

@@ -95,6 +95,30 @@ def ask(viewer: Viewer, path: str, **query: Any) -> Any:
     return json.loads(answer.body) if answer.kind == "application/json" else answer
 
 
+WITHOUT_TORCH = """
+import sys
+from etude.cli.main import main
+from etude.core.limited import Limits
+from etude.evaluate.viewer.serving import Viewer
+from etude.evaluate.viewer.sources import open_sources
+from pathlib import Path
+path = sys.argv[1]
+assert main(["data", "inspect", path]) == main(["data", "exclude", path, "1"]) == 0
+viewer = Viewer("takes", open_sources(Path(path), None, Limits()))
+for asked in ("/episodes", "/episode", "/picture", "/statistics"):
+    query = {"source": "0", "number": "0", "step": "1", "name": "camera"}
+    assert viewer.get(asked, query).status == 200
+print([name for name in ("torch", "mujoco", "gymnasium") if name in sys.modules])
+"""
+
+
+def test_datasets_are_shown_without_loading_torch(dataset: Path) -> None:
+    """It takes longer than all else that a page of episodes waits for."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(dataset)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
 def numbers_of(found: Any) -> list[int]:
     return [row["number"] for row in found["rows"]]
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.rollout import MOST_FAILURES
 from etude.rollout.schedule import (
     COPY_AFTER,
     FADES,
     FIRST_PATIENCE,
     LEAST_COPY_AFTER,
     LEAST_PATIENCE,
-    MOST_FAILURES,
     MOST_LOSSES,
     SLOWER,
     LostTooOften,

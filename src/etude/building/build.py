@@ -325,9 +325,18 @@ def outputs_of(
     if run.data is None and "is_success" not in run.spec.statistics:
         metrics = tuple(metric for metric in metrics if "success" not in metric.name)
     plain, changed = recipe.model_dump(mode="json"), lambda: recipes.changed(recipe)
-    path, every = folder.path, loss_batches(run)
+    every, title = loss_batches(run), recipes.title(recipe)
     return open_logs(
-        recipe.logs, path, plain, metrics, iterations, console, outputs, changed, every
+        recipe.logs,
+        folder.path,
+        plain,
+        metrics,
+        iterations,
+        console,
+        outputs,
+        changed,
+        every,
+        title,
     )
 
 

@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 from pydantic import Field, create_model
 
-from etude.cli.doctor import usable_cores
-from etude.cli.options import Positional, Reporting, parse, terminal_width
-from etude.cli.target import Trusting
+from etude.cli.options import Positional, Reporting, Trusting, parse, terminal_width
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.config import Config
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
+from etude.core.progress_bar import bar
 from etude.data import editing
 from etude.data.formats.base import FORMATS, ReadOptions, check_format
 from etude.data.formats.opening import open_dataset, scan, shared_fields
@@ -38,8 +37,6 @@ from etude.data.importing import (
 from etude.data.sentences import quoted
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.manifest import is_dataset, open_episodes
-from etude.evaluate.evaluation import bar
-from etude.planning import recipes
 
 USAGE = """\
 etude data reads demonstrations of other systems, and records new ones.
@@ -483,8 +480,10 @@ def _validate(arguments: list[str]) -> None:
 
 def _record(arguments: list[str]) -> None:
     command = parse("data record", RecordCommand, arguments)
-    # Only this command loads the simulation.
+    # Only this command loads torch and the simulation.
+    from etude.cli.doctor import usable_cores
     from etude.evaluate.record import RecordOptions, kinds, record
+    from etude.planning import recipes
 
     if not command.noise or min(command.noise) < 0:
         raise UsageError("--noise takes standard deviations of at least 0, for example 0 0.1.")

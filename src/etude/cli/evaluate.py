@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.api import Run
 from etude.building.build import silent
-from etude.cli.options import Positional, Reporting, parse, terminal_width
-from etude.cli.target import Trusting, split_run
+from etude.cli.options import Positional, Reporting, Trusting, parse, terminal_width
+from etude.cli.target import split_run
 from etude.cli.train import say
 from etude.compare.reading import find
 from etude.core.errors import UsageError

@@ -106,7 +106,9 @@ def task_file(command: NewTaskCommand) -> tuple[str, str, list[str]]:
         raise UsageError(
             f"{path} has neither hinges, slides nor actuators: there is nothing to learn to move."
         )
-    name = _camel(path.parent.name if path.stem in ("scene", "model", "robot") else path.stem)
+    name = _camel(
+        next(filter(_says_which, (path.stem, *path.resolve().parent.parts[::-1])), "robot")
+    )
     facts, notes = _scene(survey, path)
     servos, more = _servos(survey, command)
     explicit = int(mujoco.mjtIntegrator.mjINT_RK4) == int(model.opt.integrator)
@@ -256,6 +258,11 @@ def _listed(what: str, names: list[str]) -> str:
             line = "#   "
         line += f" {name},"
     return "\n".join([*lines, line.rstrip(",")])
+
+
+def _says_which(name: str) -> bool:
+    """Whether the name of a file or folder may be that of a robot."""
+    return name.lower() not in ("scene", "model", "robot", "assets", "mjcf", "xml", "xmls", "urdf")
 
 
 def _camel(text: str) -> str:

@@ -39,6 +39,16 @@ Positional = Annotated[T, _POSITIONAL]
 """Mark a field that is given by its position, before or between options."""
 
 
+class Trusting(Config):
+    """A command that may run code which a file names."""
+
+    trust: bool = Field(
+        False,
+        description="Run the code that the recipe file names. The answer is kept, so that it is "
+        "needed once.",
+    )
+
+
 class Reporting(Config):
     """A command that prints text, or JSON for programs."""
 

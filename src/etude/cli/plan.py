@@ -7,8 +7,8 @@ import sys
 from pydantic import Field
 
 from etude.api import plan
-from etude.cli.options import Reporting, parse, terminal_width
-from etude.cli.target import Recipe_, Trusting, find_target, fitted
+from etude.cli.options import Reporting, Trusting, parse, terminal_width
+from etude.cli.target import Recipe_, find_target, fitted
 from etude.core.errors import UsageError
 from etude.planning.memory import misfits
 from etude.planning.plan import compare_plans, render

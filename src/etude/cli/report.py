@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import Field
 
 from etude.api import Run
-from etude.cli.options import Positional, parse
-from etude.cli.target import Trusting, find_target
+from etude.cli.options import Positional, Trusting, parse
+from etude.cli.target import find_target
 from etude.cli.train import TrainCommand
 from etude.compare import reading
 from etude.compare.comparison import Comparison, compare

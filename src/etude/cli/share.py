@@ -9,8 +9,8 @@ from pydantic import Field
 
 from etude.api import Run
 from etude.building.build import silent
-from etude.cli.options import Positional, Reporting, parse
-from etude.cli.target import Trusting, split_run
+from etude.cli.options import Positional, Reporting, Trusting, parse
+from etude.cli.target import split_run
 from etude.cli.train import say
 from etude.core.errors import UsageError
 from etude.core.output import size

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from etude.api import plan
 from etude.building.build import SUMMARY
-from etude.cli.options import parse, without_options
-from etude.cli.target import Recipe_, Trusting, find_target
+from etude.cli.options import Trusting, parse, without_options
+from etude.cli.target import Recipe_, find_target
 from etude.core import user_code
 from etude.core.errors import RESUMABLE, NonFinite, UsageError
 from etude.core.output import duration

@@ -16,8 +16,8 @@ from typing import Literal
 from pydantic import Field
 
 from etude.api import with_start_checkpoint
-from etude.cli.options import Reporting, parse, terminal_width
-from etude.cli.target import Recipe_, Trusting, find_target
+from etude.cli.options import Reporting, Trusting, parse, terminal_width
+from etude.cli.target import Recipe_, find_target
 from etude.cli.verbs import HELP
 from etude.compare.sweeps import halving, processes, values
 from etude.compare.sweeps.halving import Asked, Sweep, fitting, most_rungs

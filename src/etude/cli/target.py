@@ -7,12 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from etude.cli.options import Called, as_integer
 from etude.cli.verbs import HELP
 from etude.core.catalogue import TUNED
-from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.user_code import load_object, trust_texts
 from etude.envs import NAMED_BY
@@ -23,16 +20,6 @@ from etude.planning.recipe import REGISTRIES, Recipe
 SHORT = {"--collector": "--collector.kind", "--from": "--start-from"}
 """Short names of options."""
 Recipe_ = Annotated[Recipe, Called("")]
-
-
-class Trusting(Config):
-    """A command that may run code which a file names."""
-
-    trust: bool = Field(
-        False,
-        description="Run the code that the recipe file names. The answer is kept, so that it is "
-        "needed once.",
-    )
 
 
 def find_target(arguments: list[str]) -> tuple[Recipe, list[str]]:

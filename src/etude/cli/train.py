@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field
 
 from etude import api
-from etude.cli.options import Positional, parse
-from etude.cli.target import Recipe_, Trusting, find_target, with_full_names
+from etude.cli.options import Positional, Trusting, parse
+from etude.cli.target import Recipe_, find_target, with_full_names
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.history import History

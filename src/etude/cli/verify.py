@@ -10,8 +10,7 @@ from pydantic import Field
 
 from etude.api import Run, resume, train
 from etude.building.build import Say, silent
-from etude.cli.options import Positional, Reporting, parse
-from etude.cli.target import Trusting
+from etude.cli.options import Positional, Reporting, Trusting, parse
 from etude.cli.train import say
 from etude.core.errors import UsageError
 from etude.core.output import size, waiting

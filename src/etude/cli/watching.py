@@ -15,9 +15,9 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, FiniteFloat, SerializeAsAny
 
 from etude.api import Run
-from etude.cli.options import Positional, parse
+from etude.cli.options import Positional, Trusting, parse
 from etude.cli.signals import Signals
-from etude.cli.target import Trusting, env_config
+from etude.cli.target import env_config
 from etude.core.catalogue import RECIPES
 from etude.core.config import Config
 from etude.core.contracts import BatchEnv, ability

@@ -257,12 +257,18 @@ def _ranking(sweep: Sweep) -> dict[str, Any]:
     return {
         "metric": sweep.metric or "no score yet",
         "order": "lower is better" if sweep.asked.minimize else "higher is better",
-        "fields": [vary.field for vary in sweep.varied],
+        "fields": _short([vary.field for vary in sweep.varied]),
         "titles": titles,
         "legend": [*zip(COLORS, titles, strict=False)],
         "rows": rows,
         "left_out": max(0, len(sweep.trials) - _TRIALS),
     }
+
+
+def _short(fields: list[str]) -> list[str]:
+    """Names of fields without their sections, where these are different."""
+    names = [field.rpartition(".")[2] for field in fields]
+    return names if len({*names}) == len(names) else fields
 
 
 def _scatters(sweep: Sweep) -> Iterator[dict[str, Any]]:
@@ -286,7 +292,7 @@ def _scatters(sweep: Sweep) -> Iterator[dict[str, Any]]:
             }
             for trial, x, text in zip(scored, xs, texts, strict=True)
         ]
-        is_wide = not choices and min(xs) > 0 and max(xs) >= 20 * min(xs)
+        is_wide = not choices and min(xs) > 0 and (vary.log or max(xs) >= 20 * min(xs))
         scatter = {"name": printable(vary.field), "label": "", "points": points}
         yield {**_chart(sweep.metric or "", "", []), **scatter, "choices": choices, "log": is_wide}
 

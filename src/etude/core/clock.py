@@ -63,7 +63,8 @@ class ClockConfig(Config):
     """Length of a run: a budget of environment steps, or a number of epochs."""
 
     aliases = {  # noqa: RUF012
-        "total_timesteps": "timesteps total_steps steps max_steps max_iterations num_iterations",
+        "total_timesteps": "timesteps total_steps steps max_steps max_iterations num_iterations "
+        "updates total_updates max_updates",
         "iterations": "log_interval",
     }
 

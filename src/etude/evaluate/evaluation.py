@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
-from etude.core import output as waits
 from etude.core import user_code
 from etude.core.catalogue import load_attribute
 from etude.core.errors import EtudeError, UsageError
+from etude.core.progress_bar import bar
 from etude.evaluate import OFFLINE, fresh
 from etude.evaluate.report import SUMMARY, TEXT, Report
+from etude.planning import recipes
 from etude.planning.loading import chosen_path, recipe_with_sentence
 from etude.planning.recipe import Recipe, code_roots, metrics_of
 from etude.runs import files
@@ -33,8 +23,6 @@ from etude.runs.folder import RunFolder
 from etude.training.logs.outputs import LoggedRun, apart
 
 Say = Callable[[str], None]
-Tick = Callable[[float, float], None]
-"""Called with the amount that is done, and the total."""
 BEST = "best"
 
 
@@ -189,7 +177,7 @@ def _log_final(recipe: Recipe, path: Path, folder: Path, say: Say) -> None:
     numbers = {k: v for k, v in found.items() if k.startswith("eval/")}
     metrics = {f"final/{name.removeprefix('eval/')}": v for name, v in numbers.items()}
     pictures = {f"final/{file.stem}": file for file in sorted(folder.glob("*.png"))}
-    run = LoggedRun(path, recipe.model_dump(mode="json"), say)
+    run = LoggedRun(path, recipe.model_dump(mode="json"), say, recipes.title(recipe))
     for kind in recipe.logs.kinds():
         apart(f"The log {kind.kind}", kind.add_final)(
             run, int(found["policy_step"]), metrics, pictures
@@ -220,28 +208,3 @@ def played(
 def _for_terminal(report: Report) -> str:
     width = shutil.get_terminal_size((100, 24)).columns
     return report.render(width, color=sys.stdout.isatty())
-
-
-@contextmanager
-def bar(what: str, unit: str) -> Iterator[Tick]:
-    """A progress bar on the standard error if that is a terminal; it is removed at the end."""
-    console = Console(file=sys.stderr)
-    progress = Progress(
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    before = waits.show_on(None) if console.is_terminal else None  # the bar shows it
-    try:
-        with progress:
-            task = progress.add_task(what, total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
-    finally:
-        if console.is_terminal:
-            waits.show_on(before)

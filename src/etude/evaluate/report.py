@@ -18,13 +18,14 @@ from rich.text import Text
 from etude.core.contracts import KINDS, Array
 from etude.core.intervals import wilson
 from etude.core.output import csv_text, new_table, rendered
+from etude.evaluate import EPISODES
 from etude.evaluate.fresh import FreshEpisodes
 from etude.runs import files
 from etude.training.evaluation import summarise
 from etude.training.logs.curves import number, spark
 
 SUCCESS, FAILURE = "success", "failure"
-EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
+SUMMARY, TEXT = "summary.json", "report.txt"
 _MILLIMETRES = ("placement_error", "drop_height", "final_distance")
 """Statistics in metres that the table has in millimetres."""
 _MAX_NUMBERS = 8

@@ -28,8 +28,8 @@ from etude.core.keys import Key
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.data.segments import SegmentBuffer
+from etude.rollout import MOST_FAILURES
 from etude.rollout.group import Group
-from etude.rollout.schedule import MOST_FAILURES
 
 T = TypeVar("T")
 GROUP, GROUPS, THREADS = 1 << 16, 1 << 16, 1024

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from etude.core.errors import EtudeError
+from etude.rollout import MOST_FAILURES
 
 FIRST_PATIENCE = 600.0
 """Deadline in seconds until the first fragment: machines may still load and compile."""
@@ -30,8 +31,6 @@ RECENT = 256
 """The number of last answers in the median."""
 MOST_LOSSES = 10
 """After losing this number of workers with one group in an iteration, the group is the cause."""
-MOST_FAILURES = 3
-"""After this number of errors of one group in an iteration, the group is the cause."""
 
 
 class Patience:

@@ -26,7 +26,7 @@ from etude.core.errors import EtudeError, describe_error
 from etude.core.intervals import wilson
 from etude.core.limited import LimitedProcess, Limits, ReaderEnded
 from etude.core.trees import Tree, digest
-from etude.evaluate import evaluation, fresh, report
+from etude.evaluate import EPISODES, evaluation, fresh, report
 from etude.models.policies import BasePolicy
 from etude.planning.loading import policies, policy_parts
 from etude.planning.recipe import Recipe, code_roots
@@ -203,7 +203,7 @@ def check_episodes(
     changed: sentences on differences that decide bits; without any, all numbers must be equal.
     """
     what, summary = "episodes", f"{bundle.EVALUATION}/{report.SUMMARY}"
-    name = f"{bundle.EVALUATION}/{report.EPISODES}"
+    name = f"{bundle.EVALUATION}/{EPISODES}"
     if not (folder / name).is_file():
         return Finding(what, "not compared", "the bundle has no evaluation")
     if recipe.env is None:

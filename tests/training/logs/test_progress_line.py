@@ -82,6 +82,14 @@ def test_a_terminal_shows_one_line_and_what_is_printed_above(
     assert "eval return " in last or "eval success " in last
 
 
+def test_a_recipe_for_any_task_is_named_after_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tty = Tty(monkeypatch)
+    etude.train(small_recipe().replace(name="ppo"), tmp_path / "run")
+    assert "".join(tty.lines()).startswith("reach, ppo ")
+
+
 @pytest.mark.parametrize("console", [False, None])
 def test_without_a_terminal_or_when_it_is_not_wanted_nothing_is_printed(
     console: bool | None,

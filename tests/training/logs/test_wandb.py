@@ -290,7 +290,9 @@ def test_its_variables_count_where_the_recipe_is_silent(
         (kind,) = LogsConfig(tensorboard=False, wandb=True, **fields).kinds()
         folder = tmp_path / "run"
         folder.mkdir(exist_ok=True)
-        log: Any = kind.open(LoggedRun(folder, {"name": "reach"}, said.append)).writer
+        log: Any = kind.open(
+            LoggedRun(folder, {"name": "ppo"}, said.append, "Hopper-v5, ppo")
+        ).writer
         return log._make()
 
     log = opened()
@@ -301,6 +303,8 @@ def test_its_variables_count_where_the_recipe_is_silent(
     assert f"{tmp_path / 'elsewhere'}/wandb/offline-run-*" in said[0]
     assert [*(tmp_path / "elsewhere" / "wandb").glob("offline-run-*")]
     assert not (tmp_path / "run" / "wandb").exists()
+    monkeypatch.delenv("WANDB_NAME")
+    assert opened()._name == "Hopper-v5-ppo-run"
     # What the recipe has comes first.
     assert opened(wandb_project="legs")._project == "legs"
     monkeypatch.setenv("WANDB_MODE", "disabled")

@@ -48,6 +48,8 @@ _PREFIXES = ("observation.images.", "observation.")
 _NEEDS = "is LeRobot's, which is read with pyarrow and av: pip install 'etude[data]'"
 _DATA_BYTES, _VIDEO_BYTES, _CHUNK = 100 << 20, 200 << 20, 1000
 """Sizes at which LeRobot begins another file, and the number of files in one of its folders."""
+_TOGETHER = 4 << 20
+"""Bytes of successive row groups that are read together."""
 _CODEC = {"crf": "18", "g": "2", "preset": "veryfast"}
 """Nearly lossless, with a key frame at every second picture, as in LeRobot's own files."""
 
@@ -104,10 +106,10 @@ class LeRobotReader(DatasetReader):
             file = row["data/chunk_index"], row["data/file_index"]
             at = row["dataset_from_index"]
             self._first[file] = min(self._first.get(file, at), at)
-        self._open_file: tuple[Path, Any] | None = None
-        self._groups: tuple[Path, list[int]] | None = None
+        self._file: _DataFile | None = None
+        self._groups = range(0)
         self._columns_read: dict[str, Any] = {}
-        """Columns of the row groups that were read last."""
+        """Columns of `_groups`, the row groups of `_file` that were read last."""
 
     def _fail(self, what: str) -> DataError:
         return DataError(self.path, what)
@@ -228,26 +230,27 @@ class LeRobotReader(DatasetReader):
     def _rows_of(self, file: Path, start: int, stop: int, names: Collection[str]) -> dict[str, Any]:
         """Rows start to stop of some columns; columns of the last row groups are kept."""
         try:
-            if self._open_file is None or self._open_file[0] != file:
-                self._open_file = file, self._parquet.ParquetFile(file)
-            opened = self._open_file[1]
-            meta = opened.metadata
-            ends = np.cumsum([meta.row_group(g).num_rows for g in range(meta.num_row_groups)])
-            groups = np.flatnonzero((ends > start) & (np.append(0, ends[:-1]) < stop)).tolist()
-            size = sum(meta.row_group(g).total_byte_size for g in groups)
+            if self._file is None or self._file.path != file:
+                self._file = _DataFile.of(file, self._parquet.ParquetFile(file))
+                self._groups, self._columns_read = range(0), {}
+            opened = self._file
+            needed = opened.groups(start, stop)
+            size = int(opened.sizes[needed].sum())
             if size > self.max_bytes:
                 raise self._fail(f"{file.name} needs {size:,} bytes of memory; raise --memory")
-            if self._groups != (file, groups):
-                self._groups, self._columns_read = (file, groups), {}
+            if needed.start not in self._groups or needed.stop - 1 not in self._groups:
+                self._groups, self._columns_read = opened.with_next(needed), {}
             missing = [name for name in names if name not in self._columns_read]
             if missing:
-                table = opened.read_row_groups(groups, columns=missing, use_threads=False)
+                table = opened.parquet.read_row_groups(
+                    [*self._groups], columns=missing, use_threads=False
+                )
                 self._columns_read |= {name: table[name] for name in missing}
         except DataError:
             raise
         except Exception as error:
             raise self._fail(f"{file.name} cannot be read ({error_line(error)})") from error
-        before = int(ends[groups[0]] - meta.row_group(groups[0]).num_rows) if groups else 0
+        before = int(opened.ends[self._groups.start - 1]) if self._groups.start else 0
         read = self._columns_read
         return {name: read[name].slice(start - before, stop - start) for name in names}
 
@@ -314,6 +317,35 @@ class LeRobotReader(DatasetReader):
         except (av.FFmpegError, OSError, IndexError, ValueError) as error:
             raise self._fail(f"{place} cannot be read ({error_line(error)})") from error
         raise self._fail(f"{place} ends after {found:,} of {length:,} frames")
+
+
+@dataclass(frozen=True)
+class _DataFile:
+    """An open parquet file, with the last rows [groups] and bytes [groups] of its row groups."""
+
+    path: Path
+    parquet: Any
+    ends: Array
+    sizes: Array
+
+    @classmethod
+    def of(cls, path: Path, parquet: Any) -> _DataFile:
+        groups = [parquet.metadata.row_group(g) for g in range(parquet.metadata.num_row_groups)]
+        ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
+        sizes = np.array([group.total_byte_size for group in groups], np.int64)
+        return cls(path, parquet, ends, sizes)
+
+    def groups(self, start: int, stop: int) -> range:
+        """The row groups of some rows."""
+        first, last = np.searchsorted(self.ends, [start, stop - 1], side="right").tolist()
+        return range(first, min(last + 1, len(self.ends)))
+
+    def with_next(self, groups: range) -> range:
+        """Row groups and those after them, up to `_TOGETHER` bytes: a file may have one for each
+        episode, and most episodes are read one after the other."""
+        total = np.cumsum(self.sizes[groups.start :])
+        ahead = groups.start + int(np.searchsorted(total, _TOGETHER, side="right"))
+        return range(groups.start, max(groups.stop, ahead))
 
 
 def _parquet(path: Path) -> Any:

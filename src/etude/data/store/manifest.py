@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
@@ -43,7 +42,7 @@ from etude.data.store.files import (
 )
 from etude.data.store.labels import LABELS, Labels
 from etude.data.store.log import DamagedStore, file_size
-from etude.data.store.sampling import Transitions
+from etude.data.store.sampling import Transitions, aligned_bytes
 from etude.runs.files import explain_os_errors
 
 MANIFEST, TABLE, SHARDS = "dataset.json", "episodes.bin", "shards"
@@ -377,7 +376,7 @@ def aligned(num: int, like: Array) -> Array:
     """An array [num, ...] at an address of 64 bytes, see `Columns`."""
     shape = (num, *like.shape[1:])
     size = int(np.prod(shape)) * like.dtype.itemsize
-    return torch.empty(size, dtype=torch.uint8).numpy().view(like.dtype).reshape(shape)
+    return aligned_bytes(size).view(like.dtype).reshape(shape)
 
 
 def _read_manifest(path: Path) -> tuple[Tree, list[str]]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from etude.core.contracts import Array, ArraySpec, Observations
 from etude.data.store.geometry import OBS
@@ -166,7 +165,7 @@ class Columns:
         for *_, size in self._fields:
             offsets.append(end)
             end += -(-size * num // _ALIGNED) * _ALIGNED
-        memory = torch.empty(end, dtype=torch.uint8).numpy()
+        memory = aligned_bytes(end)
         filled = {}
         for offset, (name, shape, dtype, _) in zip(offsets, self._fields, strict=True):
             out = filled[name] = np.ndarray((num, *shape), dtype, memory, offset)
@@ -177,6 +176,13 @@ class Columns:
             else:
                 out[...] = records[name]
         return filled
+
+
+def aligned_bytes(size: int) -> Array:
+    """[size] uint8 at an address of 64 bytes, as torch allocates it; torch is not imported."""
+    memory: Array = np.empty(size + _ALIGNED - 1, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size]
 
 
 def _folded(arrays: Any, shape: tuple[int, ...], axes: int = 1) -> Any:

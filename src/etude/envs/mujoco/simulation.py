@@ -34,6 +34,10 @@ _REASONS = (
     "an acceleration is NaN, infinite or huge",
     "a control is NaN, infinite or huge",
 )
+_UNSTABLE = (
+    "; the simulation is unstable: a smaller timestep, softer actuators, or a start that fulfils "
+    "all constraints may help"
+)
 _MEMORY_REASONS = (1, 2)
 _ADDRESSES = {0: "qvel", 3: "qpos", 4: "qvel", 5: "qvel", 6: "ctrl"}
 """{reason: field whose index MuJoCo gives with its warning}."""
@@ -190,7 +194,8 @@ class Simulation:
             )
         found = int(self._batch.warning[env_id, code, 0])
         place = joint_at(self.model, found, _ADDRESSES[code]) if code in _ADDRESSES else ""
-        self._fail(env_id, f"{_REASONS[code]}{place}")
+        fix = _UNSTABLE if _ADDRESSES.get(code) in ("qpos", "qvel") else ""
+        self._fail(env_id, f"{_REASONS[code]}{place}{fix}")
 
     def _name_input(self) -> None:
         """Raise an error for the first number in the state that is not finite."""

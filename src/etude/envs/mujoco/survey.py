@@ -62,7 +62,8 @@ class Survey:
         self.planar = self._slides()
         """Whether the base slides without an actuator, as that of a planar walker."""
         self.joints = self._moved()
-        """Ids of the joints that servos move: not those of the base, nor ones that follow."""
+        """Ids of the joints that servos move: not those of the base, nor ones that follow or
+        close a loop."""
         ground = np.flatnonzero(np.isin(model.geom_type, GROUND) & (model.geom_bodyid == 0))
         self.has_floor = bool(ground.size)
         self._data = mujoco.MjData(model)
@@ -110,14 +111,54 @@ class Survey:
             for e in range(model.neq)
             if model.eq_type[e] == joint and model.eq_obj2id[e] >= 0
         }
+        loops = self._passive_in_loops()
         return [
             j
             for j in range(model.njnt)
             if self.is_single(j)
             and self._within[model.jnt_bodyid[j]]
             and j not in follows
+            and j not in loops
             and not (self.planar and model.jnt_bodyid[j] == self.root)
         ]
+
+    def _passive_in_loops(self) -> set[int]:
+        """Joints of closed chains, such as a gripper's linkage, that no actuator drives. A chain
+        without any actuator has none: which of its joints are passive is not known."""
+        model, driven = self.model, self._driven()
+        kinds = [int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD)]
+        passive: set[int] = set()
+        for e in np.flatnonzero(np.isin(model.eq_type, kinds)):
+            ends = [int(model.eq_obj1id[e]), int(model.eq_obj2id[e])]
+            if model.eq_objtype[e] == int(mujoco.mjtObj.mjOBJ_SITE):
+                ends = [int(model.site_bodyid[site]) for site in ends]
+            if (model.body_mocapid[ends] >= 0).any() or 0 in ends:
+                continue  # the target of a hand, or a base that is held, closes no chain
+            one, other = (self._ancestors(end) for end in ends)
+            chain = np.flatnonzero(np.isin(model.jnt_bodyid, [*(one ^ other)]))
+            if driven.intersection(chain.tolist()):
+                passive |= set(chain.tolist()) - driven
+        return passive
+
+    def _driven(self) -> set[int]:
+        """Joints that actuators move, directly or by a tendon."""
+        model, tendon = self.model, int(mujoco.mjtTrn.mjTRN_TENDON)
+        on_joint = int(mujoco.mjtTrn.mjTRN_JOINT)
+        found = set(model.actuator_trnid[model.actuator_trntype == on_joint, 0].tolist())
+        for t in model.actuator_trnid[model.actuator_trntype == tendon, 0]:
+            first = int(model.tendon_adr[t])
+            wraps = np.arange(first, first + int(model.tendon_num[t]))
+            joints = wraps[model.wrap_type[wraps] == int(mujoco.mjtWrap.mjWRAP_JOINT)]
+            found |= set(model.wrap_objid[joints].tolist())
+        return found
+
+    def _ancestors(self, body: int) -> set[int]:
+        """A body and those above it, without the world."""
+        found: set[int] = set()
+        while body:
+            found.add(body)
+            body = int(self.model.body_parentid[body])
+        return found
 
     def is_single(self, joint: int) -> bool:
         """Whether a joint has one degree of freedom."""
@@ -234,20 +275,25 @@ class Survey:
 
     @cached_property
     def hand(self) -> str:
-        """Name of the site, or else of the body, that the most joints move."""
+        """Name of the site, or else of the body, that the most joints move; of several the one
+        that is furthest from the base."""
         model = self.model
         joints = np.zeros(model.nbody, np.int64)
         for body in range(1, model.nbody):
             own = np.isin(np.flatnonzero(model.jnt_bodyid == body), self.joints).sum()
             joints[body] = joints[model.body_parentid[body]] + own
         sites = [i for i in range(model.nsite) if model.site(i).name]
-        found = [(joints[model.site_bodyid[i]], model.site(i).name) for i in sites]
+        bearers = [int(model.site_bodyid[i]) for i in sites]
+        found = [
+            (joints[bearer], len(self._ancestors(bearer)), model.site(i).name)
+            for i, bearer in zip(sites, bearers, strict=True)
+        ]
         named = [b for b in range(1, model.nbody) if self._within[b] and model.body(b).name]
-        bodies = [(joints[b], model.body(b).name) for b in named]
-        longest = max((count for count, _ in bodies), default=0)
+        bodies = [(joints[b], 0, model.body(b).name) for b in named]
+        longest = max((count for count, *_ in bodies), default=0)
         # A site in the palm is better than a finger's body.
         good = [each for each in found if each[0] >= max(longest - 1, 1)] or bodies
-        return max(good, key=lambda each: each[0], default=(0, ""))[1]
+        return max(good, key=lambda each: each[:2], default=(0, 0, ""))[2]
 
     def servos(self, frequency: float, damping_ratio: float) -> dict[str, Servo]:
         """{joint: servo} with gains from inertia, kp = I w^2 and kd = 2 z I w.

@@ -34,8 +34,7 @@ from etude.data.store.manifest import (
     open_whole,
     table_of,
 )
-from etude.evaluate.report import EPISODES
-from etude.planning.recipe import load
+from etude.evaluate import EPISODES
 from etude.runs import checkpoint
 from etude.runs.folder import RECIPE, RunFolder
 
@@ -226,6 +225,8 @@ def open_sources(path: Path, kind: str | None, limits: Limits) -> list[Source]:
 
 def _of_run(path: Path) -> list[Source]:
     """Replay, evaluations and dataset of a run, whatever is there; newest evaluations first."""
+    from etude.planning.recipe import load  # imports torch, which datasets do not need
+
     folder = RunFolder.open(path, write=False)
     found = [*_replays(folder)]
     for each in sorted((path / "evaluations").glob(f"*/{EPISODES}"), reverse=True):

@@ -50,6 +50,8 @@ class LoggedRun(NamedTuple):
     """As plain data."""
     say: Callable[[str], None]
     """Prints a line on the run's console."""
+    title: str = ""
+    """Task and recipe, for example "Hopper-v5, ppo"."""
 
 
 class OpenLog(NamedTuple):
@@ -153,20 +155,22 @@ def open_logs(
     outputs: Outputs,
     changed: Callable[[], str] = lambda: "",
     loss_batches: int = LOSS_BATCHES,
+    title: str = "",
 ) -> Outputs:
     """Open the logs of a recipe; those in `outputs` come after them.
 
     metrics: declared in the run. iterations: of the whole run. console: True shows the run as the
     recipe's `logs.console` says, None shows a line of progress, False nothing. changed: describes
     the settings that differ from the named recipe. loss_batches: batches per line of `logs.losses
-    batches`.
+    batches`. title: task and recipe, by default the name of the recipe.
     """
+    title = title or recipe.get("name", "")
     notices.keep_in(folder / REPORTING)
     out = Outputs(outputs.say, outputs.on_phase)
     screen: list[LogWriter] = []
     shown: list[Callback] = []
     if console is None and config.console != "none":
-        screen, shown = progress_line(recipe["name"], folder, metrics)
+        screen, shown = progress_line(title, folder, metrics)
     elif console and config.console != "none":
         from etude.training.logs.console import ConsoleTable, EpochLines, LossLines
 
@@ -176,7 +180,7 @@ def open_logs(
             from etude.training.logs.dashboard import Dashboard, DashboardCallback
 
             facts = [("seed", str(recipe["seed"])), ("changed", changed() or "nothing")]
-            dashboard = Dashboard(recipe["name"], str(folder), health, facts=facts)
+            dashboard = Dashboard(title, str(folder), health, facts=facts)
             screen = [dashboard]
 
             def on_phase(phase: str) -> None:
@@ -199,7 +203,7 @@ def open_logs(
 
     for kind in config.kinds():
         try:
-            log = kind.open(LoggedRun(folder, recipe, out.say))
+            log = kind.open(LoggedRun(folder, recipe, out.say, title))
         except FAULTS as error:
             notices.add(f"The log {kind.kind} cannot be opened and is omitted: {words(error)}")
             continue

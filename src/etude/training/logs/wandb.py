@@ -28,7 +28,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.history import Row, history_of
 from etude.core.metrics import chart_values, step_of
 from etude.runs import checkpoint, files
-from etude.runs.folder import films
+from etude.runs.folder import file_name, films
 from etude.training.logs.outputs import Background, LogConfig, LoggedRun, OpenLog
 from etude.training.loop import Callback, Context
 
@@ -70,7 +70,8 @@ class WandbConfig(LogConfig):
         return cast(Mode, mode)
 
     def _log(self, run: LoggedRun) -> Background:
-        name = os.environ.get("WANDB_NAME") or f"{run.recipe['name']}-{run.folder.resolve().name}"
+        title = file_name(run.title or run.recipe["name"])
+        name = os.environ.get("WANDB_NAME") or f"{title}-{run.folder.resolve().name}"
         project = self.project or os.environ.get("WANDB_PROJECT") or "etude"
         make = partial(WandbLog, run.folder, project, name, self._mode(), run.recipe, run.say)
         return Background(make, END, end_service)
