@@ -10,6 +10,8 @@ of the seconds from command to exit. `--keep` keeps the runs, `--run` judges an 
 is measured:
 
 reach, seek-pictures   success in fresh episodes and in the last evaluation
+cartpole...            return in fresh episodes, of each environment that Gymnasium's own recipes
+                       are tuned for
 reach-memory           success with LSTM, and without memory, which must stay below 30 %
 pick-place...          success, placement error, steps to 80 % and 95 % in evaluation, and the share
                        of the time spent in evaluation; -original and -sac have no bounds
@@ -120,6 +122,11 @@ def reached(trial: Trial) -> None:
     least, last = trial.options.least, trial.rows()[-1]
     trial.figure("success of", trial.played()["eval/success_rate"], at_least=least)
     trial.figure("last evaluation of", last["eval/success_rate"], at_least=least)
+
+
+def returned(trial: Trial) -> None:
+    """The mean return in fresh episodes."""
+    trial.figure("return of", trial.played()["eval/mean_reward"], at_least=trial.options.least)
 
 
 def remembered(trial: Trial) -> None:
@@ -255,6 +262,7 @@ class Task:
 
 MINUTE = 60.0
 SHORT = {"timesteps": 4_096}
+RETURN = Task("train_return", returned, least=None, seconds=None, episodes=100, smallest=SHORT)
 REACH = Task("train_reach", reached, least=0.99, seconds=MINUTE, smallest=SHORT)
 PLACE = Task(
     "train_pick_place",
@@ -298,6 +306,14 @@ TASKS = {
         options={kind: ("--policy.kind", kind) for kind in ("lstm", "mlp")},
         smallest={"timesteps": 16_384, "episodes": 32},
     ),
+    # Where Gymnasium calls a return solved, it is the bound.
+    "cartpole": replace(RETURN, least=475.0),
+    "pendulum": RETURN,
+    "reacher": RETURN,
+    "swimmer": RETURN,
+    "lunarlander": replace(RETURN, least=200.0),
+    "bipedalwalker": RETURN,
+    "humanoid": RETURN,
     "pick-place": PLACE,
     "pick-place-anywhere": replace(
         PLACE, seconds=45 * MINUTE, seeds=2, episodes=500, steps=(1, 5_000_000)

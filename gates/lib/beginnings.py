@@ -125,6 +125,13 @@ BEGINNINGS: dict[str, Beginning] = {
     "halfcheetah": train("halfcheetah", 512),
     "walker2d": train("walker2d", 2048),
     "ant": train("ant", 512),
+    "cartpole": train("cartpole", 256),
+    "pendulum": train("pendulum", 100, 1000),
+    "reacher": train("reacher", 2048),
+    "swimmer": train("swimmer", 4096),
+    "lunarlander": train("lunarlander", 16_384),
+    "bipedalwalker": train("bipedalwalker", 16_384),
+    "humanoid": train("humanoid", 2048),
     "reach-memory": train("reach-memory", 16_384),
     "reach-memory mlp": train("reach-memory --policy.kind mlp", 16_384),
     "reach-at-scale": train(f"reach-at-scale {FEW}", 16_384),
@@ -189,6 +196,7 @@ PREFIXES = {
     "train_imitation": "",
     "train_pick_place": "",
     "train_reach": "",
+    "train_return": "",
     "train_walk": "",
 }
 """{gate: prefix}: the prefix and the variant of a result are the name of its beginning."""

@@ -50,6 +50,10 @@ GATES = {
     "gym_workers": Entry("speed.gym_workers"),
     "update_speed": Entry("speed.update_speed"),
     "train_reach": train("reach", "seek-pictures"),
+    "train_return": train(
+        *("cartpole", "pendulum", "reacher", "swimmer"),
+        *("lunarlander", "bipedalwalker", "humanoid"),
+    ),
     "train_pick_place": train(
         "pick-place", "pick-place-anywhere", "pick-place-original", "pick-place-sac"
     ),
