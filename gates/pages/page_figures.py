@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gates.lib.beginnings import doubt
-from gates.lib.full import GATES
+from gates.lib.full import ALONE, BESIDE_SB3, GATES
 from gates.speed.scale_model import check_text, constants_text, tables_text
 
 Results = dict[tuple[str, str], dict[str, Any]]
@@ -18,8 +18,6 @@ NOT_YET = "not measured yet"
 OLDER = "†"
 TIMINGS = ("gym_workers", "ray_speed", "rollout_speed")
 """Gates whose figures are timings."""
-GYMNASIUM = ("hopper", "halfcheetah", "walker2d", "ant")
-"""Recipes that are trained beside stable-baselines3."""
 
 
 def measured_at(result: dict[str, Any]) -> str:
@@ -441,7 +439,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
     ),
     "gymnasium": Table(
         ("recipe", "return after 1,000,000 steps", "stable-baselines3, settings of rl_zoo3"),
-        {f"`{name}`": running(name) for name in GYMNASIUM},
+        {f"`{name}`": running(name) for name in BESIDE_SB3},
     ),
     "sac-hopper": sac_beside_sb3("Hopper-v5"),
     "offline": share("train_offline", "", "success on fresh episodes"),

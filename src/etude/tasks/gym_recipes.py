@@ -162,9 +162,9 @@ def swimmer() -> Recipe:
     return Recipe(
         name="swimmer",
         env=GymConfig(id="Swimmer-v5"),
-        collector=CollectorConfig(num_envs=4, envs_per_group=4, threads=1),
+        collector=CollectorConfig(num_envs=8, envs_per_group=8, threads=1),
         algorithm=PPOConfig(
-            rollout_steps=1024,
+            rollout_steps=512,
             minibatch_size=256,
             update_epochs=10,
             learning_rate=6e-4,
@@ -172,7 +172,7 @@ def swimmer() -> Recipe:
             gamma=0.9999,
             gae_lambda=0.98,
         ),
-        clock=ClockConfig(total_timesteps=400_000, cycles=6, iterations=3),
+        clock=ClockConfig(total_timesteps=300_000, cycles=6, iterations=2),
         evaluation=EvaluationConfig(every="1 epoch", episodes=4, num_envs=4, envs_per_group=4),
     )
 
@@ -180,15 +180,15 @@ def swimmer() -> Recipe:
 def lunarlander() -> Recipe:
     """Gymnasium's LunarLander-v3 learns to land.
 
-    Nearly rl_zoo3's settings.
+    rl_zoo3's settings, with larger minibatches and a higher learning rate that falls.
     """
     return Recipe(
         name="lunarlander",
         env=GymConfig(id="LunarLander-v3"),
-        collector=CollectorConfig(num_envs=16, envs_per_group=16, threads=1),
+        collector=CollectorConfig(num_envs=32, envs_per_group=32, threads=1),
         algorithm=PPOConfig(
-            rollout_steps=1024,
-            minibatch_size=128,
+            rollout_steps=512,
+            minibatch_size=256,
             update_epochs=4,
             learning_rate=1e-3,
             final_learning_rate=0.1,
@@ -196,31 +196,22 @@ def lunarlander() -> Recipe:
             gae_lambda=0.98,
             entropy_coef=0.01,
         ),
-        clock=ClockConfig(total_timesteps=1_000_000, cycles=6, iterations=1),
+        clock=ClockConfig(total_timesteps=800_000, cycles=6, iterations=1),
         evaluation=EvaluationConfig(every="1 epoch", episodes=20, num_envs=20, envs_per_group=20),
     )
 
 
 def bipedalwalker() -> Recipe:
-    """Gymnasium's BipedalWalker-v3 learns to walk.
-
-    Nearly rl_zoo3's settings, with fewer and larger minibatches.
-    """
-    return Recipe(
+    """Gymnasium's BipedalWalker-v3 learns to walk."""
+    return lunarlander().replace(
         name="bipedalwalker",
-        env=GymConfig(id="BipedalWalker-v3"),
-        collector=CollectorConfig(num_envs=32, envs_per_group=32, threads=1),
-        algorithm=PPOConfig(
-            rollout_steps=512,
-            minibatch_size=256,
-            update_epochs=10,
-            learning_rate=6e-4,
-            final_learning_rate=0.1,
-            gamma=0.999,
-            clip=0.18,
-        ),
-        clock=ClockConfig(total_timesteps=2_000_000, cycles=6, iterations=2),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=20, num_envs=20, envs_per_group=20),
+        env__id="BipedalWalker-v3",
+        algorithm__minibatch_size=512,
+        algorithm__update_epochs=10,
+        algorithm__gae_lambda=0.95,
+        algorithm__clip=0.18,
+        algorithm__entropy_coef=0.0,
+        clock__total_timesteps=1_000_000,
     )
 
 
@@ -230,19 +221,20 @@ def humanoid() -> Recipe:
         name="humanoid",
         env=GymConfig(id="Humanoid-v5", engine="batch"),
         policy=PolicyConfig(hidden=(256, 256), activation="relu", init_std=0.135),
-        collector=CollectorConfig(num_envs=16, envs_per_group=16, threads=1),
+        collector=CollectorConfig(num_envs=32, envs_per_group=32, threads=1),
         algorithm=PPOConfig(
-            rollout_steps=128,
+            rollout_steps=64,
             minibatch_size=256,
             update_epochs=5,
-            learning_rate=1e-4,
+            learning_rate=2e-4,
+            final_learning_rate=0.1,
             gamma=0.95,
             gae_lambda=0.9,
             clip=0.3,
             max_grad_norm=2.0,
             value_coef=0.86,
         ),
-        clock=ClockConfig(total_timesteps=2_000_000, cycles=6, iterations=10),
+        clock=ClockConfig(total_timesteps=1_000_000, cycles=6, iterations=10),
         evaluation=EvaluationConfig(every="1 epoch", episodes=16, num_envs=16, envs_per_group=8),
     )
 
