@@ -262,7 +262,15 @@ class Task:
 
 MINUTE = 60.0
 SHORT = {"timesteps": 4_096}
-RETURN = Task("train_return", returned, least=None, seconds=None, episodes=100, smallest=SHORT)
+RETURN = Task(
+    "train_return",
+    returned,
+    least=None,
+    seconds=None,
+    episodes=100,
+    steps=(1, math.inf),
+    smallest=SHORT,
+)
 REACH = Task("train_reach", reached, least=0.99, seconds=MINUTE, smallest=SHORT)
 PLACE = Task(
     "train_pick_place",

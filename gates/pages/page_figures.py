@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from etude.core.catalogue import TUNED
 from gates.lib.beginnings import doubt
 from gates.lib.full import ALONE, BESIDE_SB3, GATES
 from gates.speed.scale_model import check_text, constants_text, tables_text
@@ -172,6 +173,23 @@ def running(recipe: str) -> Figure:
         return " | ".join(f"{span(found, '{:,.0f}')} ({seeds(found)})" for found in sides)
 
     return Figure("train_gymnasium", recipe, text)
+
+
+def returning(recipe: str) -> Figure:
+    """The steps of a recipe, and its returns."""
+
+    def text(results: Results) -> str:
+        steps, found = (
+            values(results, "train_return", recipe, f"{name} of seed")
+            for name in ("steps", "return")
+        )
+        return f"{span(steps, '{:,.0f}')} | {returns(found)} ({seeds(found)})"
+
+    return Figure("train_return", recipe, text)
+
+
+def returns(found: list[float]) -> str:
+    return span(found, "{:,.0f}" if max(found) >= 100 else "{:.3g}")
 
 
 def sac_beside_sb3(env: str) -> Figure:
@@ -440,6 +458,14 @@ FIGURES: dict[str, Figure | Table | Text] = {
     "gymnasium": Table(
         ("recipe", "return after 1,000,000 steps", "stable-baselines3, settings of rl_zoo3"),
         {f"`{name}`": running(name) for name in BESIDE_SB3},
+    ),
+    "tuned": Table(
+        ("environment", "steps", "return in 100 fresh episodes"),
+        {
+            f"`{env_id}`": returning(place.partition(":")[2])
+            for env_id, place in TUNED.built_in().items()
+            if place.partition(":")[2] in ALONE
+        },
     ),
     "sac-hopper": sac_beside_sb3("Hopper-v5"),
     "offline": share("train_offline", "", "success on fresh episodes"),
