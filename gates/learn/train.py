@@ -380,7 +380,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--least", type=float, help="bound of every seed; default: that in TASKS")
     parser.add_argument("--set", nargs="*", default=[], help="options of the training")
     parser.add_argument(
-        "--keep", type=Path, help="folder of the runs, which are used again; default: none are kept"
+        "--keep", type=Path, help="folder of the runs; finished ones are used again"
     )
     parser.add_argument("--run", type=Path, help="judge this run and train none")
     parser.add_argument("--flat", type=Path, help="a run of walk-go1, to walk on rough ground")
@@ -392,19 +392,18 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 def train(trial: Trial, *changes: str) -> None:
     """Train by the real command; keep the seconds from command to exit, and the steps.
 
-    A run that --keep has kept is not trained again: where it was interrupted, it is resumed.
+    A finished run that --keep has kept is not trained again, and has no seconds.
     """
     options, start = trial.options, time.perf_counter()
     if options.timesteps:
         changes += ("--clock.total-timesteps", str(options.timesteps))
-    kept = trial.folder.exists()
-    if kept:
-        command(trial.gate, "resume", str(trial.folder))
-    else:
+    kept = (trial.folder / "checkpoints" / "final").exists()
+    if not kept:
         words = [options.recipe, "--folder", str(trial.folder), *changes, *options.set]
         command(trial.gate, "train", *words)
     seconds, steps = time.perf_counter() - start, trial.rows()[-1]["timesteps"]
-    print(f"{trial.name}: {steps:,} steps, {seconds:.1f} s from command to exit", flush=True)
+    took = "kept" if kept else f"{seconds:.1f} s from command to exit"
+    print(f"{trial.name}: {steps:,} steps, {took}", flush=True)
     if trial.task.steps is not None:
         least, most = trial.task.steps
         least = min(least, options.timesteps or least)

@@ -201,44 +201,6 @@ def lunarlander() -> Recipe:
     )
 
 
-def bipedalwalker() -> Recipe:
-    """Gymnasium's BipedalWalker-v3 learns to walk."""
-    return lunarlander().replace(
-        name="bipedalwalker",
-        env__id="BipedalWalker-v3",
-        algorithm__minibatch_size=512,
-        algorithm__update_epochs=10,
-        algorithm__gae_lambda=0.95,
-        algorithm__clip=0.18,
-        algorithm__entropy_coef=0.0,
-        clock__total_timesteps=1_000_000,
-    )
-
-
-def humanoid() -> Recipe:
-    """Gymnasium's Humanoid-v5 learns to run."""
-    return Recipe(
-        name="humanoid",
-        env=GymConfig(id="Humanoid-v5", engine="batch"),
-        policy=PolicyConfig(hidden=(256, 256), activation="relu", init_std=0.135),
-        collector=CollectorConfig(num_envs=32, envs_per_group=32, threads=1),
-        algorithm=PPOConfig(
-            rollout_steps=64,
-            minibatch_size=256,
-            update_epochs=5,
-            learning_rate=2e-4,
-            final_learning_rate=0.1,
-            gamma=0.95,
-            gae_lambda=0.9,
-            clip=0.3,
-            max_grad_norm=2.0,
-            value_coef=0.86,
-        ),
-        clock=ClockConfig(total_timesteps=1_000_000, cycles=6, iterations=10),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=16, num_envs=16, envs_per_group=8),
-    )
-
-
 def spread() -> Recipe:
     """PettingZoo's simple_spread: three agents, one policy, learn to cover three landmarks."""
     return Recipe(
