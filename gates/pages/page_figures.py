@@ -460,7 +460,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
         {f"`{name}`": running(name) for name in BESIDE_SB3},
     ),
     "tuned": Table(
-        ("environment", "steps", "return in 100 fresh episodes"),
+        ("environment", "return in 100 fresh episodes", "steps of a training"),
         {
             f"`{env_id}`": returning(place.partition(":")[2])
             for env_id, place in TUNED.built_in().items()
