@@ -176,14 +176,12 @@ def running(recipe: str) -> Figure:
 
 
 def returning(recipe: str) -> Figure:
-    """The steps of a recipe, and its returns."""
+    """The returns of a recipe, and its steps."""
 
     def text(results: Results) -> str:
-        steps, found = (
-            values(results, "train_return", recipe, f"{name} of seed")
-            for name in ("steps", "return")
-        )
-        return f"{span(steps, '{:,.0f}')} | {returns(found)} ({seeds(found)})"
+        names = ("return of seed", "steps of seed")
+        found, steps = (values(results, "train_return", recipe, name) for name in names)
+        return f"{returns(found)} ({seeds(found)}) | {span(steps, '{:,.0f}')}"
 
     return Figure("train_return", recipe, text)
 
