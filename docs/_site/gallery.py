@@ -18,9 +18,9 @@ from etude.core.catalogue import RECIPES
 
 DOCS = Path(__file__).parents[1]
 sys.path.insert(0, str(DOCS.parent))
+from gates.lib.full import ALONE, BESIDE_SB3  # noqa: E402
 from gates.pages.faults_table import load  # noqa: E402
 from gates.pages.page_figures import (  # noqa: E402
-    GYMNASIUM,
     NOT_YET,
     OLDER,
     Figure,
@@ -28,6 +28,7 @@ from gates.pages.page_figures import (  # noqa: E402
     command,
     measured_at,
     percent,
+    returns,
     seeds,
     span,
     values,
@@ -61,13 +62,14 @@ class Trained(NamedTuple):
         return f"{span(values(results, self.gate, self.variant, self.seconds), '{:,.0f}')} s"
 
 
-def returns(found: list[float]) -> str:
-    return span(found, "{:,.0f}" if max(found) >= 100 else "{:.3g}")
-
-
 def running(recipe: str) -> Trained:
     words = "a return of {} after 1,000,000 steps"
     return Trained("train_gymnasium", recipe, "return of etude", words, returns)
+
+
+def returning(recipe: str) -> Trained:
+    words = "a return of {} in 100 fresh episodes"
+    return Trained("train_return", recipe, "return of seed", words, returns)
 
 
 def walking(recipe: str) -> Trained:
@@ -151,7 +153,8 @@ TASKS = [
     Entry("imitate-backflip", "imitation.md", BACKFLIP, note=FREE_PHYSICS),
     Entry("imitate-all", "imitation.md", CLIPS, film="imitate-backflip", variants=("amp-clips",)),
     Entry("amp-walk", "rewards.md", AMP_WALK, note=FREE_PHYSICS),
-    *(Entry(name, "robots.md", running(name)) for name in GYMNASIUM),
+    *(Entry(name, "robots.md", running(name)) for name in BESIDE_SB3),
+    *(Entry(name, "your-own.md", returning(name)) for name in ALONE),
     Entry("spread", "segments.md", SPREAD),
     Entry("seek-pictures", "demonstrations.md", SEEK),
 ]

@@ -10,6 +10,7 @@ of the seconds from command to exit. `--keep` keeps the runs, `--run` judges an 
 is measured:
 
 reach, seek-pictures   success in fresh episodes and in the last evaluation
+cartpole, pendulum...  return in fresh episodes; `ALONE` of gates/lib/full.py lists these recipes
 reach-memory           success with LSTM, and without memory, which must stay below 30 %
 pick-place...          success, placement error, steps to 80 % and 95 % in evaluation, and the share
                        of the time spent in evaluation; -original has no bounds
@@ -48,6 +49,7 @@ from etude.envs.probe import random_actions
 from etude.evaluate import fresh
 from etude.evaluate.motion import MotionReport
 from gates.lib.command import etude as command
+from gates.lib.full import ALONE
 from gates.lib.machine import report_load
 from gates.lib.report import Gate, parse
 
@@ -120,6 +122,11 @@ def reached(trial: Trial) -> None:
     least, last = trial.options.least, trial.rows()[-1]
     trial.figure("success of", trial.played()["eval/success_rate"], at_least=least)
     trial.figure("last evaluation of", last["eval/success_rate"], at_least=least)
+
+
+def returned(trial: Trial) -> None:
+    """The mean return in fresh episodes."""
+    trial.figure("return of", trial.played()["eval/mean_reward"], at_least=trial.options.least)
 
 
 def remembered(trial: Trial) -> None:
@@ -255,6 +262,15 @@ class Task:
 
 MINUTE = 60.0
 SHORT = {"timesteps": 4_096}
+RETURN = Task(
+    "train_return",
+    returned,
+    least=None,
+    seconds=None,
+    episodes=100,
+    steps=(1, math.inf),
+    smallest=SHORT,
+)
 REACH = Task("train_reach", reached, least=0.99, seconds=MINUTE, smallest=SHORT)
 PLACE = Task(
     "train_pick_place",
@@ -298,6 +314,10 @@ TASKS = {
         options={kind: ("--policy.kind", kind) for kind in ("lstm", "mlp")},
         smallest={"timesteps": 16_384, "episodes": 32},
     ),
+    **dict.fromkeys(ALONE, RETURN),
+    # Solved, as Gymnasium defines it.
+    "cartpole": replace(RETURN, least=475.0),
+    "lunarlander": replace(RETURN, least=200.0),
     "pick-place": PLACE,
     "pick-place-anywhere": replace(
         PLACE, seconds=45 * MINUTE, seeds=2, episodes=500, steps=(1, 5_000_000)
@@ -359,7 +379,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, help="fresh ones; default: that in TASKS")
     parser.add_argument("--least", type=float, help="bound of every seed; default: that in TASKS")
     parser.add_argument("--set", nargs="*", default=[], help="options of the training")
-    parser.add_argument("--keep", type=Path, help="folder for the runs; default: none are kept")
+    parser.add_argument(
+        "--keep", type=Path, help="folder of the runs; finished ones are used again"
+    )
     parser.add_argument("--run", type=Path, help="judge this run and train none")
     parser.add_argument("--flat", type=Path, help="a run of walk-go1, to walk on rough ground")
     task = TASKS[parser.parse_known_args(arguments)[0].recipe]
@@ -368,18 +390,26 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def train(trial: Trial, *changes: str) -> None:
-    """Train by the real command; keep the seconds from command to exit, and the steps."""
+    """Train by the real command; keep the seconds from command to exit, and the steps.
+
+    A finished run that --keep has kept is not trained again, and has no seconds.
+    """
     options, start = trial.options, time.perf_counter()
     if options.timesteps:
         changes += ("--clock.total-timesteps", str(options.timesteps))
-    words = [options.recipe, "--folder", str(trial.folder), *changes, *options.set]
-    command(trial.gate, "train", *words)
+    kept = (trial.folder / "checkpoints" / "final").exists()
+    if not kept:
+        words = [options.recipe, "--folder", str(trial.folder), *changes, *options.set]
+        command(trial.gate, "train", *words)
     seconds, steps = time.perf_counter() - start, trial.rows()[-1]["timesteps"]
-    print(f"{trial.name}: {steps:,} steps, {seconds:.1f} s from command to exit", flush=True)
+    took = "kept" if kept else f"{seconds:.1f} s from command to exit"
+    print(f"{trial.name}: {steps:,} steps, {took}", flush=True)
     if trial.task.steps is not None:
         least, most = trial.task.steps
         least = min(least, options.timesteps or least)
         trial.figure("steps of", steps, at_least=least, at_most=most)
+    if kept:
+        return
     limit = None if options.timesteps else trial.task.seconds
     trial.figure("seconds of", seconds, at_most=limit, timing=True)
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from etude.core.catalogue import RECIPES
 from gates import ROOT
 
 NOW = ROOT / "gates" / "now.json"
@@ -108,24 +109,6 @@ KNOWING = (
 )
 FEW = "--collector.num-envs 256 --collector.envs-per-group 64 --algorithm.minibatch-size 4096"
 BEGINNINGS: dict[str, Beginning] = {
-    "reach": train("reach", 4096),
-    "seek-pictures": train("seek-pictures", 2048),
-    "pick-place": train("pick-place", 1024),
-    "pick-place-anywhere": train("pick-place-anywhere", 4096),
-    "pick-place-original": train("pick-place-original", 2048),
-    "walk-go1": train("walk-go1", 12_288),
-    "walk-go1-robust": train("walk-go1-robust", 12_288),
-    "walk-go1-rough": train("walk-go1-rough", 12_288),
-    "imitate-walk": train("imitate-walk", 4096),
-    "imitate-backflip": train("imitate-backflip", 4096),
-    "imitate-all": train("imitate-all", 8192),
-    "amp-walk": train("amp-walk", 4096),
-    "spread": train("spread", 2400),
-    "hopper": train("hopper", 2048),
-    "halfcheetah": train("halfcheetah", 512),
-    "walker2d": train("walker2d", 2048),
-    "ant": train("ant", 512),
-    "reach-memory": train("reach-memory", 16_384),
     "reach-memory mlp": train("reach-memory --policy.kind mlp", 16_384),
     "reach-at-scale": train(f"reach-at-scale {FEW}", 16_384),
     "reach on Ray": train("reach --collector.kind ray --collector.actors 2", 4096),
@@ -189,6 +172,7 @@ PREFIXES = {
     "train_imitation": "",
     "train_pick_place": "",
     "train_reach": "",
+    "train_return": "",
     "train_walk": "",
 }
 """{gate: prefix}: the prefix and the variant of a result are the name of its beginning."""
@@ -248,6 +232,15 @@ def begins_of(gate: str, variant: str) -> tuple[str, ...]:
     return ()
 
 
+def of_recipe(name: str) -> Beginning:
+    """The beginning of a recipe without other options."""
+    from etude.planning.recipes import find
+
+    recipe: Any = find(name)
+    steps = recipe.collector.num_envs * recipe.algorithm.rollout_steps
+    return train(name, steps, getattr(recipe.algorithm, "warmup_steps", 0))
+
+
 def begin(name: str, calls: bool = True) -> Fingerprint:
     """Train the first iterations; return their fingerprint, with counted calls if `calls`."""
     if name.startswith("short "):
@@ -255,7 +248,7 @@ def begin(name: str, calls: bool = True) -> Fingerprint:
         write = f"gates.lib.short_runs {name.removeprefix('short ')} {{scratch}}/recipe.yaml"
         beginning = Beginning(words, times=False, before=(write,))
     else:
-        beginning = BEGINNINGS[name]
+        beginning = BEGINNINGS.get(name) or of_recipe(name)
     if not (beginning.times and calls):
         return {"bits": _begun(beginning, ITERATIONS)[0]}
     bits, less = _begun(beginning, ITERATIONS, counts=True)
@@ -464,11 +457,10 @@ def kept(gate: str, variant: str) -> Begins:
 def can_begin(name: str) -> bool:
     """Whether this name has a beginning; recipe.yaml has none."""
     if not name.startswith("short "):
-        return name in BEGINNINGS
-    from etude.planning import recipes
+        return name in {*BEGINNINGS, *RECIPES.names()}
     from gates.lib import short_runs
 
-    return name.removeprefix("short ") in short_runs.NAMES | {*recipes.names()}
+    return name.removeprefix("short ") in short_runs.NAMES | {*RECIPES.names()}
 
 
 if __name__ == "__main__":

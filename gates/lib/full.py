@@ -14,8 +14,18 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from etude.core.catalogue import TUNED
 from gates import ROOT
 from gates.pages.faults_table import METHODS
+
+BESIDE_SB3 = ("hopper", "halfcheetah", "walker2d", "ant")
+"""Recipes for Gymnasium's environments that are trained beside stable-baselines3."""
+ALONE = tuple(
+    recipe
+    for recipe in (place.partition(":")[2] for place in TUNED.built_in().values())
+    if recipe not in BESIDE_SB3
+)
+"""The other recipes that are tuned for an environment."""
 
 
 class Entry(NamedTuple):
@@ -50,6 +60,7 @@ GATES = {
     "gym_workers": Entry("speed.gym_workers"),
     "update_speed": Entry("speed.update_speed"),
     "train_reach": train("reach", "seek-pictures"),
+    "train_return": train(*ALONE),
     "train_pick_place": train(
         "pick-place", "pick-place-anywhere", "pick-place-original", "pick-place-sac"
     ),
@@ -60,7 +71,7 @@ GATES = {
     ),
     "train_gymnasium": Entry(
         "learn.train_gymnasium",
-        tuple(f"--task {task}" for task in ("hopper", "halfcheetah", "walker2d", "ant")),
+        tuple(f"--task {task}" for task in BESIDE_SB3),
     ),
     "foreign_robots": Entry("learn.foreign_robots", ("--download",)),
     "dashboard_cost": Entry("speed.dashboard_cost"),

@@ -25,11 +25,11 @@ from gates import ROOT
 from gates.lib.beginnings import doubt
 from gates.lib.compare import LEAST_SEEDS
 from gates.lib.fresh import stale
+from gates.lib.full import BESIDE_SB3
 from gates.lib.report import RESULTS
 from gates.pages.faults_table import load
 from gates.pages.page_figures import (
     FIGURES,
-    GYMNASIUM,
     OLDER,
     Results,
     command,
@@ -135,7 +135,7 @@ REACH, PICK, WALK = (
     ("train_pick_place", "pick-place"),
     ("train_walk", "walk-go1"),
 )
-RUNNING = tuple(("train_gymnasium", recipe) for recipe in GYMNASIUM)
+RUNNING = tuple(("train_gymnasium", recipe) for recipe in BESIDE_SB3)
 HEADLINE = (
     Row(
         "An arm reaches a random point: `etude train reach`",

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from etude.core.catalogue import TUNED
 from gates.lib.beginnings import doubt
-from gates.lib.full import GATES
+from gates.lib.full import ALONE, BESIDE_SB3, GATES
 from gates.speed.scale_model import check_text, constants_text, tables_text
 
 Results = dict[tuple[str, str], dict[str, Any]]
@@ -18,8 +19,6 @@ NOT_YET = "not measured yet"
 OLDER = "†"
 TIMINGS = ("gym_workers", "ray_speed", "rollout_speed")
 """Gates whose figures are timings."""
-GYMNASIUM = ("hopper", "halfcheetah", "walker2d", "ant")
-"""Recipes that are trained beside stable-baselines3."""
 
 
 def measured_at(result: dict[str, Any]) -> str:
@@ -175,6 +174,21 @@ def running(recipe: str) -> Figure:
         return " | ".join([*sides_text, results["train_gymnasium", recipe]["verdict"]])
 
     return Figure("train_gymnasium", recipe, text)
+
+
+def returning(recipe: str) -> Figure:
+    """The returns of a recipe, and its steps."""
+
+    def text(results: Results) -> str:
+        names = ("return of seed", "steps of seed")
+        found, steps = (values(results, "train_return", recipe, name) for name in names)
+        return f"{returns(found)} ({seeds(found)}) | {span(steps, '{:,.0f}')}"
+
+    return Figure("train_return", recipe, text)
+
+
+def returns(found: list[float]) -> str:
+    return span(found, "{:,.0f}" if max(found) >= 100 else "{:.3g}")
 
 
 def sac_beside_sb3(env: str) -> Figure:
@@ -448,7 +462,15 @@ FIGURES: dict[str, Figure | Table | Text] = {
             "stable-baselines3, settings of rl_zoo3",
             "reaches it",
         ),
-        {f"`{name}`": running(name) for name in GYMNASIUM},
+        {f"`{name}`": running(name) for name in BESIDE_SB3},
+    ),
+    "tuned": Table(
+        ("environment", "return in 100 fresh episodes", "steps of a training"),
+        {
+            f"`{env_id}`": returning(place.partition(":")[2])
+            for env_id, place in TUNED.built_in().items()
+            if place.partition(":")[2] in ALONE
+        },
     ),
     "sac-hopper": sac_beside_sb3("Hopper-v5"),
     "offline": share("train_offline", "", "success on fresh episodes"),

@@ -276,6 +276,23 @@ def test_mistakes_end_in_one_sentence(chosen: GymConfig, message: str) -> None:
         GymEnv(chosen, 1)
 
 
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("gymnasium.envs.box2d"):
+            monkeypatch.delitem(sys.modules, name)
+    for name in ("Box2D", "pygame"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError) as refused:
+        GymEnv(GymConfig(id="LunarLander-v3"), 1)
+    fix = "pip install 'etude[gymnasium]'."
+    assert str(refused.value) == f"'LunarLander-v3' needs the package Box2D: {fix}"
+    env = GymEnv(GymConfig().for_film(), 1)
+    env.reset(KEY)
+    with pytest.raises(UsageError) as refused:
+        env.picture(0)
+    assert str(refused.value) == f"'CartPole-v1' needs the package pygame: {fix}"
+
+
 def test_a_snapshot_of_other_size_is_refused() -> None:
     env = GymEnv(GymConfig(), 2)
     env.reset(KEY)

@@ -98,6 +98,29 @@ def check(
     assert result["figures"] or way != "good"
 
 
+def test_a_kept_run_is_judged_again_and_not_trained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Path
+) -> None:
+    gate = importlib.import_module("gates.learn.train")
+    monkeypatch.setattr(gate, "report_load", lambda _: None)
+    PRODUCTS["train_return"](Bench(gate, "good", monkeypatch, tmp_path, run))
+    known, verbs = gate.command, []
+
+    def command(of: Any, verb: str, *words: str) -> Any:
+        verbs.append(verb)
+        return known(of, verb, *words)
+
+    monkeypatch.setattr(gate, "command", command)
+    file = tmp_path / "result.json"
+    words = ["cartpole", "--keep", str(tmp_path), "--json", str(file), "--seeds"]
+    assert gate.main([*words, "1"]) == 0
+    (tmp_path / "cartpole-0/checkpoints/final").mkdir(parents=True)
+    assert gate.main([*words, "2"]) == 0
+    assert verbs == ["train", "eval", "eval", "train", "eval"]
+    figures = json.loads(file.read_text())["figures"]
+    assert [name for name in figures if "seconds" in name] == ["seconds of seed 1"]
+
+
 def test_a_run_that_hangs_ends_the_gate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Path
 ) -> None:

@@ -37,10 +37,6 @@ RECIPES = {
     "amp-walk": "etude.tasks.imitation.recipes:amp_walk",
     "amp-clips": "etude.tasks.imitation.recipes:amp_clips",
     "ppo": "etude.tasks.gym_recipes:ppo",
-    "halfcheetah": "etude.tasks.gym_recipes:halfcheetah",
-    "hopper": "etude.tasks.gym_recipes:hopper",
-    "walker2d": "etude.tasks.gym_recipes:walker2d",
-    "ant": "etude.tasks.gym_recipes:ant",
     "spread": "etude.tasks.gym_recipes:spread",
     "seek-pictures": "etude.tasks.gym_recipes:seek_pictures",
     "sac": "etude.tasks.gym_recipes:sac",
@@ -55,9 +51,11 @@ RECIPES = {
     "reward-only": "etude.tasks.dataset_recipes:reward_only",
 }
 TUNED = {
-    "HalfCheetah-v5": "etude.tasks.gym_recipes:halfcheetah",
-    "Hopper-v5": "etude.tasks.gym_recipes:hopper",
-    "Walker2d-v5": "etude.tasks.gym_recipes:walker2d",
-    "Ant-v5": "etude.tasks.gym_recipes:ant",
+    env_id: f"etude.tasks.gym_recipes:{env_id.partition('-')[0].lower()}"
+    for env_id in (
+        *("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "Reacher-v5", "Swimmer-v5"),
+        *("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5"),
+    )
 }
 """{id of Gymnasium: the recipe with settings that were tuned for it}."""
+RECIPES |= {target.partition(":")[2]: target for target in TUNED.values()}

@@ -99,6 +99,110 @@ def halfcheetah() -> Recipe:
     )
 
 
+def cartpole() -> Recipe:
+    """Gymnasium's CartPole-v1 learns to balance its pole.
+
+    Nearly rl_zoo3's settings.
+    """
+    return Recipe(
+        name="cartpole",
+        env=GymConfig(id="CartPole-v1"),
+        collector=CollectorConfig(num_envs=8, envs_per_group=8, threads=1),
+        algorithm=PPOConfig(
+            rollout_steps=32,
+            minibatch_size=256,
+            update_epochs=20,
+            learning_rate=1e-3,
+            final_learning_rate=0.05,
+            gamma=0.98,
+            gae_lambda=0.8,
+        ),
+        clock=ClockConfig(total_timesteps=100_000, cycles=5, iterations=13),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=20, num_envs=20, envs_per_group=20),
+    )
+
+
+def pendulum() -> Recipe:
+    """Gymnasium's Pendulum-v1 learns to swing up its pendulum.
+
+    SAC with rl_zoo3's learning rate.
+    """
+    return sac().replace(
+        name="pendulum",
+        policy__hidden=(64, 64),
+        algorithm__learning_rate=1e-3,
+        clock__total_timesteps=10_000,
+        clock__iterations=5,
+        evaluation__episodes=20,
+    )
+
+
+def reacher() -> Recipe:
+    """Gymnasium's Reacher-v5 learns to move its fingertip to a target."""
+    return Recipe(
+        name="reacher",
+        env=GymConfig(id="Reacher-v5"),
+        collector=CollectorConfig(num_envs=16, envs_per_group=16, threads=1),
+        algorithm=PPOConfig(
+            rollout_steps=128,
+            minibatch_size=256,
+            update_epochs=10,
+            learning_rate=1e-3,
+            final_learning_rate=0.05,
+            gamma=0.9,
+        ),
+        clock=ClockConfig(total_timesteps=300_000, cycles=6, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=50, num_envs=50, envs_per_group=50),
+    )
+
+
+def swimmer() -> Recipe:
+    """Gymnasium's Swimmer-v5 learns to swim ahead.
+
+    rl_zoo3's discount factor: below it, a stroke does not pay.
+    """
+    return Recipe(
+        name="swimmer",
+        env=GymConfig(id="Swimmer-v5"),
+        collector=CollectorConfig(num_envs=8, envs_per_group=8, threads=1),
+        algorithm=PPOConfig(
+            rollout_steps=512,
+            minibatch_size=256,
+            update_epochs=10,
+            learning_rate=6e-4,
+            final_learning_rate=0.1,
+            gamma=0.9999,
+            gae_lambda=0.98,
+        ),
+        clock=ClockConfig(total_timesteps=300_000, cycles=6, iterations=2),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=4, num_envs=4, envs_per_group=4),
+    )
+
+
+def lunarlander() -> Recipe:
+    """Gymnasium's LunarLander-v3 learns to land.
+
+    rl_zoo3's settings, with larger minibatches and a higher learning rate that falls.
+    """
+    return Recipe(
+        name="lunarlander",
+        env=GymConfig(id="LunarLander-v3"),
+        collector=CollectorConfig(num_envs=32, envs_per_group=32, threads=1),
+        algorithm=PPOConfig(
+            rollout_steps=512,
+            minibatch_size=256,
+            update_epochs=4,
+            learning_rate=1e-3,
+            final_learning_rate=0.1,
+            gamma=0.999,
+            gae_lambda=0.98,
+            entropy_coef=0.01,
+        ),
+        clock=ClockConfig(total_timesteps=800_000, cycles=6, iterations=1),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=20, num_envs=20, envs_per_group=20),
+    )
+
+
 def spread() -> Recipe:
     """PettingZoo's simple_spread: three agents, one policy, learn to cover three landmarks."""
     return Recipe(

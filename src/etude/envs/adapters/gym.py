@@ -19,7 +19,7 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.core.user_code import check_module_trust, load_module, module_or_file
 from etude.envs.adapters import gym_spaces, object_state
-from etude.envs.adapters.gym_spaces import FILM_RATE, NUMBERS, Spaces, rendered
+from etude.envs.adapters.gym_spaces import FILM_RATE, NUMBERS, Spaces, one_line, rendered
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.simulation import avoid_sparse, digest
 from etude.envs.probe import probe
@@ -158,18 +158,11 @@ def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
             "package registers as package:ID."
         ) from error
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise UsageError(
-            f"'{config.id}' needs a package that is missing: {_one_line(error)}."
-        ) from error
+        raise UsageError(gym_spaces.missing_package(config.id, error)) from error
     except TypeError as error:
         raise UsageError(
-            f"'{config.id}' does not take these arguments: {_one_line(error)}."
+            f"'{config.id}' does not take these arguments: {one_line(error)}."
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    """The message of an error on one line, without its full stop."""
-    return " ".join(str(error).split()).rstrip(".")
 
 
 class GymEnv:

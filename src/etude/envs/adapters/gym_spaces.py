@@ -18,6 +18,8 @@ from etude.core.guard import check_array
 
 FILM_RATE = 30.0
 """Steps per second of environments without `render_fps`."""
+_OF_EXTRA = {"Box2D", "pygame"}
+"""Modules of the extra `gymnasium`."""
 
 
 def rendered(render: Callable[[], Any], name: str) -> Array:
@@ -26,6 +28,8 @@ def rendered(render: Callable[[], Any], name: str) -> Array:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
         picture: Array = np.asarray(render())
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UsageError(missing_package(name, error)) from error
     except Exception as error:  # third-party code may raise anything
         raise UsageError(f"'{name}' cannot be rendered: {describe_error(error)}.") from error
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
@@ -34,6 +38,20 @@ def rendered(render: Callable[[], Any], name: str) -> Array:
             "the mode rgb_array."
         )
     return picture
+
+
+def missing_package(name: str, error: Exception) -> str:
+    """A sentence on the package that an environment lacks; error: Gymnasium's or Python's."""
+    cause = error.__cause__ or error
+    package = cause.name if isinstance(cause, ImportError) else None
+    if package in _OF_EXTRA:
+        return f"'{name}' needs the package {package}: pip install 'etude[gymnasium]'."
+    return f"'{name}' needs a package that is missing: {one_line(error)}."
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error on one line, without its full stop."""
+    return " ".join(str(error).split()).rstrip(".")
 
 
 NUMBERS: set[Any] = {float, int, bool, np.float64, np.float32}
