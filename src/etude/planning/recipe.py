@@ -299,7 +299,7 @@ class LearnerConfig(Config):
     step: Literal["eager", "compiled"] = Field(
         "eager",
         description="Gradient steps of sac, td3, rlpd and iql: eager, or compiled as a whole, in "
-        "about a third of the time, after up to minutes of compiling that are kept in "
+        "about half the time, after up to minutes of compiling that are kept in "
         "~/.cache/etude. Results differ in rounding.",
     )
     device: Literal["cpu", "cuda", "auto"] = Field(
