@@ -621,7 +621,8 @@ class OffPolicyConfig(DatasetConfig):
         if self.return_steps > 1 and not recipe.rewards.uses_stored:
             raise UsageError(
                 f"rewards.kind {recipe.rewards.kind} gives rewards to single transitions, which "
-                f"algorithm.return_steps {self.return_steps} would sum: use --algorithm.return-steps 1."
+                f"algorithm.return_steps {self.return_steps} would sum: use "
+                "--algorithm.return-steps 1."
             )
         shards = recipe.learner.shards
         if self.offline or recipe.env is None:
