@@ -355,7 +355,7 @@ def test_learns_from_returns_of_several_steps(kind: str, tmp_path: Path) -> None
 
 def test_learned_rewards_have_no_returns_of_several_steps() -> None:
     recipe = etude.recipes.find("episodic").replace(algorithm__return_steps=3)
-    with pytest.raises(UsageError, match=r"rewards.kind rrd .*return_steps 3 .*leave it at 1"):
+    with pytest.raises(UsageError, match=r"rewards.kind rrd .*return_steps 3 .*return-steps 1\."):
         etude.plan(recipe)
     lines = " ".join(etude.plan(recipe.replace("rewards.kind", "given")).lines)
     assert "3-step returns" in lines

@@ -611,9 +611,8 @@ class OffPolicyConfig(DatasetConfig):
         1,
         ge=1,
         le=1_000,
-        description="Steps of the n-step return in a target: the sum of their discounted rewards "
-        "and the discounted value after them. 3 to 5 often learn faster from sparse rewards; "
-        "actions after the first are those of earlier policies, which biases longer returns.",
+        description="Steps of the n-step return in a target; more spread rewards faster, but later "
+        "actions are those of earlier policies.",
     )
     polyak: float = Field(0.995, ge=0, le=1, description="1 - tau of the target networks' updates.")
     target_interval: int = Field(
@@ -685,7 +684,8 @@ class OffPolicyConfig(DatasetConfig):
         if self.return_steps > 1 and not recipe.rewards.uses_stored:
             raise UsageError(
                 f"rewards.kind {recipe.rewards.kind} gives rewards to single transitions, which "
-                f"algorithm.return_steps {self.return_steps} would sum: leave it at 1."
+                f"algorithm.return_steps {self.return_steps} would sum: use "
+                "--algorithm.return-steps 1."
             )
         shards = recipe.learner.shards
         if self.offline or recipe.env is None:
