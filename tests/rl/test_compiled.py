@@ -37,7 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def compiling(agent: OffPolicy) -> OffPolicy:
     """The agent with compiled steps, which are not waited for."""
     agent.compiled = CompiledStep(
-        agent, [example_batch(agent.policy, SIZE)], [random_noise(agent, SIZE)]
+        agent, [example_batch(agent.policy, SIZE, multi_step=False)], [random_noise(agent, SIZE)]
     )
     return agent
 

@@ -499,7 +499,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
             store.close()
 
 
-def example_batch(policy: Actor, size: int) -> Batch:
+def example_batch(policy: Actor, size: int, multi_step: bool) -> Batch:
     """A minibatch of zeros with features, of the shapes that a uniform sampler gives."""
     obs = {
         name: torch.zeros((size, *spec.shape), dtype=getattr(torch, spec.dtype))
@@ -508,7 +508,8 @@ def example_batch(policy: Actor, size: int) -> Batch:
     features = policy.prepare(obs)
     ended = torch.zeros(size, dtype=torch.bool)
     actions = torch.zeros(size, policy.num_actions)
-    return Batch(features, actions, torch.zeros(size), ended, features)
+    discounts = torch.zeros(size) if multi_step else None
+    return Batch(features, actions, torch.zeros(size), ended, features, discounts=discounts)
 
 
 def _shard_name(shard: int) -> str:
@@ -747,7 +748,7 @@ class OffPolicyConfig(DatasetConfig):
         made = self.make(policy, stores, rewards, (key or Key(0)).child("critics"), device)
         if run.recipe.learner.step == "compiled" and key is not None:
             size = self.batch_size // len(stores)
-            example = example_batch(made.policy, size)
+            example = example_batch(made.policy, size, multi_step=self.return_steps > 1)
             noise = torch.zeros(made.noise_draws, size, made.policy.num_actions)
             made.compiled = CompiledStep(made, [example] * len(stores), [noise] * len(stores))
         return made
