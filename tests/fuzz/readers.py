@@ -28,7 +28,7 @@ from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.limited import FrameWriter
 from etude.data.formats import opening
-from etude.data.motion import clips
+from etude.data.motion import clips, motions
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.geometry import StoreGeometry
 from etude.evaluate.acting import LoadedPolicy
@@ -211,10 +211,10 @@ def clip_reader(scratch: Path) -> Reader:
     def read(data: bytes) -> str | None:
         path.write_bytes(data)
         try:
-            clip = clips.close(clips.read(path))
+            clip = motions.close(clips.read(path))
         except EtudeError as error:
             return _sentence(error)
-        clips.sample(clip, np.linspace(0.0, clip.seconds, 5))
+        motions.sample(clip, np.linspace(0.0, clip.seconds, 5))
         return None
 
     return Reader(read, seeds, 4096)

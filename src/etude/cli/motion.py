@@ -12,7 +12,8 @@ from etude.cli.options import Positional, Reporting, parse
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.data.motion import clips
+from etude.data.motion import clips, library
+from etude.data.motion.motions import Motion
 
 USAGE = """\
 etude motion shows motion clips that a humanoid can imitate.
@@ -50,14 +51,14 @@ def run(arguments: list[str]) -> int:
     return run_verb("etude motion", USAGE, VERBS, arguments)
 
 
-def facts(clip: clips.Clip) -> dict[str, Any]:
+def facts(clip: Motion) -> dict[str, Any]:
     """The row of a clip in the table."""
     return {
         "clip": clip.name,
         "frames": len(clip.times),
         "seconds": round(clip.seconds, 3),
         "loops": clip.loops,
-        "lowest": round(clip.lowest, 3),
+        "lowest": round(float(library.HUMANOID.lowest(clip.poses).min()), 3),
         "speed": round(float(np.linalg.norm(clip.travel)) / clip.seconds, 2),
     }
 

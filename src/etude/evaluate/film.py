@@ -24,7 +24,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.output import waiting
 from etude.data.motion import library
-from etude.data.motion.clips import Clip
+from etude.data.motion.motions import Motion
 from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import dressed
 from etude.envs.mujoco.simulation import Line
@@ -442,14 +442,14 @@ class Pen:
         self._draw.rounded_rectangle((left, top, left + wide, top + tall), corner, color)
 
 
-def clip_strip(clip: Clip, seconds: float) -> Image.Image:
+def clip_strip(clip: Motion, seconds: float) -> Image.Image:
     """Pictures of a clip side by side, evenly spaced in time, under its name."""
     shown = _clip_footage(clip, seconds)
     steps, pictures = Footage.strip(shown)
     return _sheet(pictures, [f"{step / CONTROL_RATE:.2f} s" for step in steps], _clip_title(clip))
 
 
-def clip_film(clip: Clip, seconds: float, path: Path) -> None:
+def clip_film(clip: Motion, seconds: float, path: Path) -> None:
     """Write an mp4 of a clip in real time."""
     scene = Scene(_clip_footage(clip, seconds), _clip_title(clip))
     writer = _writer(path, CONTROL_RATE, SIZE)
@@ -458,11 +458,11 @@ def clip_film(clip: Clip, seconds: float, path: Path) -> None:
     writer.close()
 
 
-def _clip_title(clip: Clip) -> str:
+def _clip_title(clip: Motion) -> str:
     return f"{clip.name}: {clip.seconds:.2f} s, {'loops' if clip.loops else 'plays once'}"
 
 
-def _clip_footage(clip: Clip, seconds: float) -> Simulated:
+def _clip_footage(clip: Motion, seconds: float) -> Simulated:
     """The clip at the control rate."""
     model = dressed(humanoid_spec())
     count = max(2, round(seconds * CONTROL_RATE) + 1)
