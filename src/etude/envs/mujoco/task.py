@@ -113,6 +113,8 @@ class TaskEnv(Protocol):
     """[num_envs, n]: the policy's last action."""
     last_action: Array
     """[num_envs, n]: the action before the last; zero at the start of an episode."""
+    terminated: Array
+    """[num_envs] bool: whether the last step terminated the episode."""
     seed: np.uint64
     streams: Streams
 
