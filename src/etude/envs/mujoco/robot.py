@@ -271,6 +271,35 @@ class Feet(Part):
         self.contact[:] = self._found[:, self._sensors] > 0
 
 
+class SelfContacts(Part):
+    """The contacts of a robot's bodies with each other.
+
+    `most`: largest number that is counted.
+    """
+
+    def __init__(self, robot: Robot, most: int = 8) -> None:
+        self._robot, self._most = robot, most
+
+    def edit(self, spec: mujoco.MjSpec) -> None:
+        base = self._robot._base or next(j.parent.name for j in spec.joints if j.type == _FREE)
+        sensor = spec.add_sensor(name="self_contacts", type=mujoco.mjtSensor.mjSENS_CONTACT)
+        sensor.objtype = sensor.reftype = mujoco.mjtObj.mjOBJ_XBODY  # with all bodies below it
+        sensor.objname = sensor.refname = base
+        sensor.intprm[:3] = (1, 0, self._most)  # field "found", unreduced
+
+    def bind(self) -> None:
+        model = self.env.simulation.model
+        sensor = model.sensor("self_contacts")
+        self._found = self.env.simulation.bind("sensordata")
+        self._at = slice(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
+
+    @derived
+    def count(self) -> Array:
+        """[num_envs]: number of contacts in the last substep."""
+        found: Array = (self._found[:, self._at] > 0).sum(axis=1)
+        return found
+
+
 class Controls(Action):
     """Actions in [-1, 1], scaled to each actuator's control range ([-1, 1] without a range)."""
 
@@ -320,7 +349,8 @@ class JointTargets(Action):
     `stiffness`: replace the robot's actuators by position servos with `stiffness` (N m/rad),
     `damping` (N m s/rad) and a limit of `torque` (N m) on both together. `joint_damping` (N m
     s/rad): damping of the joints in place of the model's; it acts beside the servo and is not
-    limited. Each is a number or {pattern of joint names: number}.
+    limited. `armature` (kg m^2): rotor inertia of the joints in place of the model's. Each is a
+    number or {pattern of joint names: number}.
     """
 
     def __init__(
@@ -333,25 +363,26 @@ class JointTargets(Action):
         delay: tuple[int, int] = (0, 0),
         reference: Callable[[], Array] | None = None,
         joint_damping: PerJoint | None = None,
+        armature: PerJoint | None = None,
     ) -> None:
         super().__init__(delay)
         self._robot, self._scale_of, self._reference = robot, scale, reference
         self._stiffness, self._damping, self._torque = stiffness, damping, torque
-        self._joint_damping = joint_damping
+        self._joint_damping, self._armature = joint_damping, armature
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        if self._stiffness is None and self._joint_damping is None:
+        if self._stiffness is None and self._joint_damping is None and self._armature is None:
             return
         joints = [j for j in spec.joints if int(j.type) in (_HINGE, _SLIDE)]
         joints = [
             joints[i] for i in matching([j.name for j in joints], self._robot._joints, "joint")
         ]
         names = [joint.name for joint in joints]
-        if self._joint_damping is not None:
-            values = per_joint(self._joint_damping, names)
+        for field, wanted in (("damping", self._joint_damping), ("armature", self._armature)):
+            values = [None] * len(names) if wanted is None else per_joint(wanted, names)
             for joint, value in zip(joints, values, strict=True):
                 if value is not None:
-                    joint.damping = (value, 0.0, 0.0)
+                    setattr(joint, field, (value, 0.0, 0.0) if field == "damping" else value)
         if self._stiffness is not None:
             self._add_servos(spec, names, self._stiffness)
 

@@ -16,7 +16,7 @@ from etude.envs.mujoco.terrain import Terrain
 
 def joint_positions(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, joints] rad or m, from the home pose."""
-    return _term(
+    return as_term(
         lambda _: robot.joint_positions,
         "rad or m",
         "from the home pose, in the order of the joints",
@@ -26,24 +26,24 @@ def joint_positions(robot: Robot, **pipeline: Any) -> Observation:
 
 def joint_velocities(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, joints] rad/s or m/s."""
-    return _term(
+    return as_term(
         lambda _: robot.joint_velocities, "rad/s or m/s", "in the order of the joints", pipeline
     )
 
 
 def height(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 1] m: of the base above the ground."""
-    return _term(lambda _: robot.height[:, None], "m", "of the base above the ground", pipeline)
+    return as_term(lambda _: robot.height[:, None], "m", "of the base above the ground", pipeline)
 
 
 def position(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 3] m: of the base in the world."""
-    return _term(lambda _: robot.position, "m", "of the base in the world", pipeline)
+    return as_term(lambda _: robot.position, "m", "of the base in the world", pipeline)
 
 
 def gravity(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 3]: the direction of gravity along the base's axes."""
-    return _term(
+    return as_term(
         lambda _: robot.gravity,
         "1",
         "the direction of gravity along the base's axes; (0, 0, -1) is upright",
@@ -53,36 +53,36 @@ def gravity(robot: Robot, **pipeline: Any) -> Observation:
 
 def velocity(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 3] m/s: of the base along its own axes."""
-    return _term(lambda _: robot.velocity, "m/s", "of the base along its own axes", pipeline)
+    return as_term(lambda _: robot.velocity, "m/s", "of the base along its own axes", pipeline)
 
 
 def angular_velocity(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 3] rad/s: angular velocity, as a gyroscope in the base measures it."""
-    return _term(lambda _: robot.angular_velocity, "rad/s", "a gyroscope in the base", pipeline)
+    return as_term(lambda _: robot.angular_velocity, "rad/s", "a gyroscope in the base", pipeline)
 
 
 def heading(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 2]: the direction of the base's x axis on the ground."""
-    return _term(
+    return as_term(
         lambda _: robot.heading, "1", "the direction of the base's x axis on the ground", pipeline
     )
 
 
 def contact(feet: Feet, **pipeline: Any) -> Observation:
     """[num_envs, feet]: 1 where a foot touches something."""
-    return _term(
+    return as_term(
         lambda _: feet.contact.astype("float32"), "1", "1 where a foot touches something", pipeline
     )
 
 
 def air_time(feet: Feet, **pipeline: Any) -> Observation:
     """[num_envs, feet] s: time since each foot was last on the ground."""
-    return _term(lambda _: feet.air_time, "s", "since each foot was last on the ground", pipeline)
+    return as_term(lambda _: feet.air_time, "s", "since each foot was last on the ground", pipeline)
 
 
 def command(source: VelocityCommand, **pipeline: Any) -> Observation:
     """[num_envs, 3]: the commanded velocity, m/s, m/s and rad/s."""
-    return _term(
+    return as_term(
         lambda _: source.command,
         "m/s, m/s and rad/s",
         "commanded velocity: ahead, to the left, turning left",
@@ -103,17 +103,18 @@ def height_scan(robot: Robot, terrain: Terrain, points: Array, **pipeline: Any) 
         below: Array = robot.position[:, 2:] - ground
         return below
 
-    return _term(term, "m", "the base above the ground, at points around it", pipeline)
+    return as_term(term, "m", "the base above the ground, at points around it", pipeline)
 
 
 def last_action(**pipeline: Any) -> Observation:
     """[num_envs, n]: the policy's last action. For tasks without a view of their own."""
-    return _term(_last_action, "1", "the policy's last action; 0 at first", pipeline)
+    return as_term(_last_action, "1", "the policy's last action; 0 at first", pipeline)
 
 
 def _last_action(env: MujocoEnv) -> Any:
     return env.action
 
 
-def _term(function: Function, unit: str, about: str, pipeline: dict[str, Any]) -> Observation:
+def as_term(function: Function, unit: str, about: str, pipeline: dict[str, Any]) -> Observation:
+    """A term with the keywords of its pipeline."""
     return Observation(function, **{"unit": unit, "about": about, **pipeline})
