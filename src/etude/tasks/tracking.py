@@ -17,9 +17,9 @@ from etude.data.motion import files
 from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.playing import ErrorMeter
 from etude.envs.mujoco.randomize import Late, Randomization
-from etude.envs.mujoco.reference import ReferenceMotion, StartNoise
+from etude.envs.mujoco.reference import ReferenceMotion, StartNoise, load_robot
 from etude.envs.mujoco.robot import JointTargets, Robot, SelfContacts
-from etude.envs.mujoco.simulation import Camera, load_spec
+from etude.envs.mujoco.simulation import Camera
 from etude.envs.mujoco.task import Observation, Part, Task, Term
 from etude.envs.mujoco.terms import observations as obs
 from etude.envs.mujoco.terms import rewards, tracking
@@ -219,13 +219,8 @@ class TrackConfig(TaskConfig):
         )
 
     def _model(self) -> mujoco.MjSpec:
-        """The robot on a floor, if its model has none."""
-        named = Path(self.robot).suffix != ""
-        spec = load_spec(files.installed(self.robot, self.folder) if named else self.robot)
-        ground = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)
-        if not any(geom.type in ground for geom in spec.worldbody.geoms):
-            floor = spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE)
-            floor.size, floor.rgba = (0.0, 0.0, 0.05), (0.55, 0.6, 0.65, 1.0)
+        """The robot with the options of the physics."""
+        spec = load_robot(self.robot, self.folder)
         spec.option.timestep, spec.option.iterations = self.timestep, self.iterations
         spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
         return spec

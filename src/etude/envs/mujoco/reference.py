@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import mujoco
@@ -17,15 +18,30 @@ from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.data.motion import library
 from etude.data.motion import rotations as rot
+from etude.data.motion.files import installed
 from etude.data.motion.library import Frames
 from etude.data.motion.motions import Motion, cycle_frames
 from etude.envs.mujoco.playing import MotionPlayer
 from etude.envs.mujoco.robot import Robot, matching, names_of
+from etude.envs.mujoco.simulation import load_spec
 from etude.envs.mujoco.task import Draws, derived
 
 _GEOM = mujoco.mjtGeom
 _SIZES = {int(mujoco.mjtJoint.mjJNT_BALL): 4}
 _FREE = int(mujoco.mjtJoint.mjJNT_FREE)
+
+
+def load_robot(name: str, folder: str | None = None, option: str = "--env.folder") -> mujoco.MjSpec:
+    """A robot on a floor, if its model has none.
+
+    name: an MJCF file, PACKAGE/PATH of one (`etude.data.motion.files.installed`), or a name in
+    MuJoCo Menagerie.
+    """
+    spec = load_spec(installed(name, folder, option) if Path(name).suffix else name)
+    if not any(geom.type in (_GEOM.mjGEOM_PLANE, _GEOM.mjGEOM_HFIELD) for geom in spec.geoms):
+        floor = spec.worldbody.add_geom(name="floor", type=_GEOM.mjGEOM_PLANE)
+        floor.size, floor.rgba = (0.0, 0.0, 0.05), (0.55, 0.6, 0.65, 1.0)
+    return spec
 
 
 class ModelKinematics:
