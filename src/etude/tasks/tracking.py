@@ -112,6 +112,13 @@ class TrackConfig(TaskConfig):
     action_scale: PerJoint = Field(
         {".*": 0.3}, description="Joint motion by a unit action, by pattern of joint names, rad."
     )
+    lead: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="Time by which targets of the servos lead the motion, s: damping / stiffness "
+        "of a servo offsets its lag.",
+    )
     timestep: float = Field(0.005, gt=0, le=0.1, description="Length of a physics step, s.")
     substeps: int = Field(4, ge=1, le=1000, description="Physics steps per control step.")
     iterations: int = Field(10, ge=1, le=1000, description="Largest number of solver iterations.")
@@ -171,7 +178,7 @@ class TrackConfig(TaskConfig):
         ):
             if not value:
                 raise UsageError(f"Tracking needs {what}: --env.{option} FILE.")
-        robot = Robot(self.base or None, joints=self.joints, home=self.home or None)
+        robot = Robot(self.base or None, joints=self.joints, home=self.home or None, balls=True)
         motion = ReferenceMotion(
             robot,
             files.load(self.motion, self.folder),
@@ -182,6 +189,7 @@ class TrackConfig(TaskConfig):
             self.start,
             self.order,
             self.start_noise,
+            self.lead,
         )
         contacts = SelfContacts(robot)
         meter = ErrorMeter(motion)
@@ -236,6 +244,10 @@ class TrackConfig(TaskConfig):
             "velocity": obs.velocity(robot, noise=noise.velocity, delay=late),
             "joints": obs.joint_positions(robot, noise=noise.joint_position, delay=late),
             "speeds": obs.joint_velocities(
+                robot, noise=noise.joint_velocity, scale=0.05, delay=late
+            ),
+            "balls": obs.ball_joints(robot, noise=noise.joint_position, delay=late),
+            "ball speeds": obs.ball_velocities(
                 robot, noise=noise.joint_velocity, scale=0.05, delay=late
             ),
             "action": obs.last_action(),

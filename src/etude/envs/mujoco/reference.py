@@ -166,8 +166,9 @@ class ReferenceMotion(MotionPlayer):
     lifted out of the floor, bodies recomputed by the model's kinematics. `anchor`: name of the body
     whose horizontal position and heading errors are left out of the errors of the other bodies;
     default the base. `bodies`: regular expression of the bodies to compare. `ends`: of those whose
-    height is checked. `longest`, `start`, `order`: see `MotionPlayer`. It comes after the robot in
-    the parts. Arrays of bodies are in the model's order, float64.
+    height is checked. `longest`, `start`, `order`: see `MotionPlayer`. `lead`: time by which targets
+    of servos lead the motion, s; damping / stiffness of a servo offsets its lag. It comes after the
+    robot in the parts. Arrays of bodies are in the model's order, float64.
     """
 
     def __init__(
@@ -181,11 +182,13 @@ class ReferenceMotion(MotionPlayer):
         start: Literal["random", "first"] = "random",
         order: Literal["drawn", "in turn"] = "drawn",
         noise: StartNoise | None = None,
+        lead: float = 0.0,
     ) -> None:
         super().__init__(longest, start, order)
         self.robot, self._motions = robot, tuple(motions)
         self._anchor, self._bodies, self._ends = anchor, bodies, ends
         self._noise = StartNoise() if noise is None else noise
+        self._lead = lead
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -229,7 +232,19 @@ class ReferenceMotion(MotionPlayer):
         self._cvel, self._center = simulation.bind("cvel"), simulation.bind("subtree_com")
         self._root = root
         self._phases = self._find_phases()
+        self._targets = self._find_targets()
         self.bind_motions()
+
+    def _find_targets(self) -> Array:
+        """[total, nq]: poses that lead the motion."""
+        robot, frames = self.robot, self.library.frames
+        poses = frames.pose.copy()
+        poses[:, robot.qpos_ids] += self._lead * frames.speed[:, robot.dof_ids]
+        if robot.ball_ids.size:
+            turns = rot.exp(self._lead * frames.speed[:, robot.ball_dof_ids])
+            balls = poses[:, robot.ball_qpos_ids]
+            poses[:, robot.ball_qpos_ids] = rot.multiply(balls, turns)
+        return poses
 
     def _find_phases(self) -> Array:
         """[total, 2]: sine and cosine of the phase of each frame, a full circle in loops and half a
@@ -261,6 +276,11 @@ class ReferenceMotion(MotionPlayer):
             off = draws.uniform("motion/joints", len(robot.qpos_ids), low=-1.0) * noise.joints
             joints = pose[:, robot.qpos_ids] + off
             pose[:, robot.qpos_ids] = np.clip(joints, *robot.joint_range.T)
+            if robot.ball_ids.size:
+                size = (len(robot.ball_ids), 3)
+                turns = draws.uniform("motion/balls", *size, low=-1.0) * noise.joints
+                balls = pose[:, robot.ball_qpos_ids]
+                pose[:, robot.ball_qpos_ids] = rot.multiply(balls, rot.exp(turns))
         x, y, z, *turn = draws.uniform("motion/pose", 6, low=-1.0).T
         pose[:, :3] += np.stack([x, y, z], 1) * [noise.position, noise.position, noise.height]
         turned = rot.exp(np.stack(turn, 1) * [noise.tilt, noise.tilt, noise.yaw])
@@ -327,9 +347,30 @@ class ReferenceMotion(MotionPlayer):
         return found
 
     def joint_targets(self) -> Array:
-        """[num_envs, joints] rad or m: the reference of the next step from the home pose; for
-        `JointTargets(reference=...)`."""
+        """[num_envs, joints] rad or m: the reference of the next step from the home pose, of ball
+        joints as rotation vectors; for `JointTargets(reference=...)`."""
         robot = self.robot
-        pose: Array = self.library.frames.pose[self.frames_at(1)]
-        found: Array = pose[:, robot.qpos_ids] - robot.default_joints
-        return found
+        pose: Array = self._targets[self.frames_at(1)]
+        single = pose[:, robot.qpos_ids] - robot.default_joints
+        return self._with_balls(single, pose, robot.home[robot.ball_qpos_ids])
+
+    def joint_errors(self, ahead: int) -> Array:
+        """[num_envs, joints] rad or m: the reference `ahead` steps from now less the position, of
+        ball joints as rotation vectors."""
+        robot = self.robot
+        pose: Array = self.library.frames.pose[self.frames_at(ahead)]
+        single = pose[:, robot.qpos_ids] - robot.default_joints - robot.joint_positions
+        return self._with_balls(single, pose, robot.ball_quaternions)
+
+    def _with_balls(self, single: Array, pose: Array, own: Array) -> Array:
+        """Append rotation vectors from quaternions `own` [..., balls, 4] to those in poses."""
+        if not own.size:
+            return single
+        wanted = pose[:, self.robot.ball_qpos_ids]
+        turns = rot.log(rot.multiply(rot.conjugate(own), wanted))
+        return np.concatenate([single, turns.reshape(len(single), -1)], axis=1)
+
+    @property
+    def dof_ids(self) -> Array:
+        """[dofs]: of the robot's joints, then its ball joints."""
+        return np.concatenate([self.robot.dof_ids, self.robot.ball_dof_ids.ravel()])

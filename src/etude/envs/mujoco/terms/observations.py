@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from etude.core.contracts import Array
+from etude.data.motion import rotations as rot
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.robot import Feet, Robot
@@ -28,6 +29,26 @@ def joint_velocities(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, joints] rad/s or m/s."""
     return as_term(
         lambda _: robot.joint_velocities, "rad/s or m/s", "in the order of the joints", pipeline
+    )
+
+
+def ball_joints(robot: Robot, **pipeline: Any) -> Observation:
+    """[num_envs, 6 balls]: the x and z axes of the bodies of ball joints, in their parents."""
+    return as_term(
+        lambda _: rot.two_axes(robot.ball_quaternions).reshape(len(robot.position), -1),
+        "1",
+        "x and z axes of the bodies of ball joints, in their parents",
+        pipeline,
+    )
+
+
+def ball_velocities(robot: Robot, **pipeline: Any) -> Observation:
+    """[num_envs, 3 balls] rad/s: angular velocities of ball joints."""
+    return as_term(
+        lambda _: robot.ball_velocities.reshape(len(robot.position), -1),
+        "rad/s",
+        "angular velocities of ball joints, in the frames of their bodies",
+        pipeline,
     )
 
 

@@ -41,22 +41,21 @@ def anchor_orientation(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any)
 
 
 def joint_errors(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any) -> Observation:
-    """[num_envs, joints] rad or m: the reference `ahead` steps from now, less the position."""
-
-    def term(_: object) -> Array:
-        robot = motion.robot
-        wanted = motion.ahead(ahead).pose[:, robot.qpos_ids] - robot.default_joints
-        error: Array = wanted - robot.joint_positions
-        return error
-
-    return as_term(term, "rad or m", "the reference less the joint positions", pipeline)
+    """[num_envs, joints] rad or m: the reference `ahead` steps from now, less the position; of ball
+    joints rotation vectors."""
+    return as_term(
+        lambda _: motion.joint_errors(ahead),
+        "rad or m",
+        "the reference less the joint positions",
+        pipeline,
+    )
 
 
 def joint_velocities(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any) -> Observation:
     """[num_envs, joints] rad/s or m/s: of the reference, `ahead` steps from now."""
 
     def term(_: object) -> Array:
-        found: Array = motion.ahead(ahead).speed[:, motion.robot.dof_ids]
+        found: Array = motion.ahead(ahead).speed[:, motion.dof_ids]
         return found
 
     return as_term(term, "rad/s or m/s", "joint velocities of the reference", pipeline)
