@@ -178,7 +178,9 @@ class TrackConfig(TaskConfig):
         ):
             if not value:
                 raise UsageError(f"Tracking needs {what}: --env.{option} FILE.")
-        robot = Robot(self.base or None, joints=self.joints, home=self.home or None, balls=True)
+        model = self._model()
+        balls = any(joint.type == mujoco.mjtJoint.mjJNT_BALL for joint in model.joints)
+        robot = Robot(self.base or None, joints=self.joints, home=self.home or None, balls=balls)
         motion = ReferenceMotion(
             robot,
             files.load(self.motion, self.folder),
@@ -191,13 +193,15 @@ class TrackConfig(TaskConfig):
             self.start_noise,
             self.lead,
         )
-        contacts = SelfContacts(robot)
-        meter = ErrorMeter(motion)
+        contacts, meter = SelfContacts(robot), ErrorMeter(motion)
         parts: list[Part] = [robot, motion, *self.random.parts(robot)]
-        parts += [contacts] * bool(self.reward.self_contacts) + [meter] * self.measure
+        if self.reward.self_contacts:
+            parts.append(contacts)
+        if self.measure:
+            parts.append(meter)
         dt = self.timestep * self.substeps
         return Task(
-            model=self._model(),
+            model=model,
             parts=parts,
             action=JointTargets(
                 robot,
@@ -209,7 +213,7 @@ class TrackConfig(TaskConfig):
                 delay=self.random.latency,
                 reference=motion.joint_targets,
             ),
-            observations=self._observations(robot, motion),
+            observations=self._observations(robot, motion, balls),
             rewards=self._rewards(robot, motion, contacts, dt),
             terminations=self._terminations(motion),
             statistics={
@@ -234,7 +238,7 @@ class TrackConfig(TaskConfig):
         return spec
 
     def _observations(
-        self, robot: Robot, motion: ReferenceMotion
+        self, robot: Robot, motion: ReferenceMotion, balls: bool
     ) -> dict[str, Mapping[str, Term | Observation]]:
         """Sensors and the reference in "state", more for the value function in "critic"."""
         noise, late = self.noise, self.observation_delay
@@ -246,13 +250,14 @@ class TrackConfig(TaskConfig):
             "speeds": obs.joint_velocities(
                 robot, noise=noise.joint_velocity, scale=0.05, delay=late
             ),
-            "balls": obs.ball_joints(robot, noise=noise.joint_position, delay=late),
-            "ball speeds": obs.ball_velocities(
-                robot, noise=noise.joint_velocity, scale=0.05, delay=late
-            ),
             "action": obs.last_action(),
             "phase": tracking.phase(motion),
         }
+        if balls:
+            state["balls"] = obs.ball_joints(robot, noise=noise.joint_position, delay=late)
+            state["ball speeds"] = obs.ball_velocities(
+                robot, noise=noise.joint_velocity, scale=0.05, delay=late
+            )
         for n in self.future:
             state[f"anchor position {n}"] = tracking.anchor_position(
                 motion, n, noise=noise.anchor_position, delay=late

@@ -103,17 +103,15 @@ def _from_npz(path: Path) -> Motion:
         def array(name: str, *shape: int | None, default: Any = None) -> Array:
             """An array of a shape in which None is any size."""
             if name not in arrays and default is None:
-                raise ValueError(f"it has no array {name!r}")
+                raise ValueError(f"it has no array '{name}'")
             found: Array = arrays[name] if name in arrays else np.asarray(default)
             right = len(found.shape) == len(shape) and all(
                 want in (None, have) for want, have in zip(shape, found.shape, strict=True)
             )
             if not right:
-                wanted = ["n" if size is None else size for size in shape]
+                wanted = ", ".join("n" if size is None else str(size) for size in shape)
                 raise ValueError(
-                    f"its array {name!r} has the shape {list(found.shape)}, not {wanted}".replace(
-                        "'", ""
-                    )
+                    f"its array '{name}' has the shape {list(found.shape)}, not [{wanted}]"
                 )
             return found
 

@@ -166,9 +166,9 @@ class ReferenceMotion(MotionPlayer):
     lifted out of the floor, bodies recomputed by the model's kinematics. `anchor`: name of the body
     whose horizontal position and heading errors are left out of the errors of the other bodies;
     default the base. `bodies`: regular expression of the bodies to compare. `ends`: of those whose
-    height is checked. `longest`, `start`, `order`: see `MotionPlayer`. `lead`: time by which targets
-    of servos lead the motion, s; damping / stiffness of a servo offsets its lag. It comes after the
-    robot in the parts. Arrays of bodies are in the model's order, float64.
+    height is checked. `longest`, `start`, `order`: see `MotionPlayer`. `lead`: time by which the
+    targets of servos lead the motion, s; damping / stiffness of a servo offsets its lag. The part
+    comes after the robot. Arrays of bodies are in the model's order, float64.
     """
 
     def __init__(
