@@ -7,7 +7,8 @@ from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.markers import Arrow, Ghost, Target
 from etude.envs.mujoco.randomize import Randomization
-from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
+from etude.envs.mujoco.reference import ReferenceMotion, StartNoise
+from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot, SelfContacts
 from etude.envs.mujoco.simulation import Camera, Marker, Simulation, load_spec
 from etude.envs.mujoco.targets import ReachTarget, WalkTarget
 from etude.envs.mujoco.task import (
@@ -21,7 +22,7 @@ from etude.envs.mujoco.task import (
     derived,
     measured,
 )
-from etude.envs.mujoco.terms import observations, resets, rewards, terminations
+from etude.envs.mujoco.terms import observations, resets, rewards, terminations, tracking
 from etude.envs.mujoco.terrain import Terrain
 
 __all__ = [
@@ -40,8 +41,11 @@ __all__ = [
     "Part",
     "Randomization",
     "ReachTarget",
+    "ReferenceMotion",
     "Robot",
+    "SelfContacts",
     "Simulation",
+    "StartNoise",
     "Target",
     "Task",
     "TaskConfig",
@@ -56,4 +60,5 @@ __all__ = [
     "resets",
     "rewards",
     "terminations",
+    "tracking",
 ]
