@@ -12,7 +12,6 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.data.motion import rotations as rot
 from etude.envs.mujoco.task import Action, Draws, Part, derived
 
 _FREE, _BALL, _HINGE, _SLIDE = (
@@ -512,6 +511,9 @@ class JointTargets(Action):
 
     def _turn_balls(self, turns: Array, reference: Array | None) -> None:
         """Write the targets of ball joints: home pose, then reference, then turns [num_envs, n]."""
+        # Only robots with ball joints load rotations.
+        from etude.data.motion import rotations as rot
+
         shape = (len(turns), -1, 3)
         target = self._ball_home
         if reference is not None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.data.motion import rotations as rot
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.robot import Feet, Robot
@@ -34,6 +33,8 @@ def joint_velocities(robot: Robot, **pipeline: Any) -> Observation:
 
 def ball_joints(robot: Robot, **pipeline: Any) -> Observation:
     """[num_envs, 6 balls]: the x and z axes of the bodies of ball joints, in their parents."""
+    from etude.data.motion import rotations as rot
+
     return as_term(
         lambda _: rot.two_axes(robot.ball_quaternions).reshape(len(robot.position), -1),
         "1",
