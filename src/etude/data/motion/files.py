@@ -148,7 +148,7 @@ def _from_csv(path: Path) -> Motion:
             file.seek(0)
         rows = csv.reader(file)
         header = next(rows, [])
-        numbers = []
+        numbers: list[list[float]] = []
         for row in rows:
             if len(numbers) >= _MAX_FRAMES or len(row) != len(header):
                 raise ValueError(f"row {len(numbers) + 1} has {len(row)} of {len(header)} columns")

@@ -15,7 +15,7 @@ from etude.data.motion import metrics
 from etude.data.motion.library import MotionLibrary
 from etude.data.motion.metrics import ERRORS
 from etude.envs.mujoco.simulation import Marker
-from etude.envs.mujoco.task import Draws, Part, TaskEnv, Term
+from etude.envs.mujoco.task import Draws, Part, Term
 
 _LAST_START = 10
 """Minimum number of remaining frames at a random start in a motion that does not loop."""
@@ -116,19 +116,22 @@ class MotionPlayer(Part):
 
 
 class Tracker(Protocol):
-    """A robot that tracks a motion."""
+    """A `MotionPlayer` with the robot that plays."""
 
-    env: TaskEnv
     library: MotionLibrary
     motion: Array
     episode_steps: Array
     first_frame: Array
     pose: Array
     """[num_envs, nq]: positions of the simulation."""
-    position: Array
-    """[num_envs, bodies, 3] m: positions of the bodies."""
-    mean_distance: Array
-    """[num_envs] m: mean distance of the bodies from the reference."""
+
+    @property
+    def position(self) -> Array:
+        """[num_envs, bodies, 3] m: positions of the bodies."""
+
+    @property
+    def mean_distance(self) -> Array:
+        """[num_envs] m: mean distance of the bodies from the reference."""
 
     def frames_at(self, ahead: int) -> Array: ...
 

@@ -233,7 +233,7 @@ P = TypeVar("P", bound=Part)
 class derived(Generic[P]):  # noqa: N801 - used like `property`
     """A property of a part, computed once per state of the simulation."""
 
-    def __init__(self, compute: Callable[[P], Array]) -> None:
+    def __init__(self, compute: Callable[[P], Any]) -> None:
         self._compute, self.__doc__ = compute, compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:

@@ -181,7 +181,8 @@ def joint_limits(robot: Robot, share: float = 0.9) -> Term:
         joints = robot.joint_positions + robot.default_joints
         beyond: Array = np.maximum(low + margin - joints, 0.0)
         beyond += np.maximum(joints - high + margin, 0.0)
-        return beyond.sum(axis=1)
+        total: Array = beyond.sum(axis=1)
+        return total
 
     return term
 
