@@ -16,7 +16,7 @@ from etude.core.metrics import Curve, Metric, Metrics
 from etude.data.motion import files
 from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.playing import ErrorMeter
-from etude.envs.mujoco.randomize import Late, Randomization
+from etude.envs.mujoco.randomize import Late, Randomization, SensorNoise
 from etude.envs.mujoco.reference import ReferenceMotion, StartNoise, load_robot
 from etude.envs.mujoco.robot import JointTargets, Robot, SelfContacts
 from etude.envs.mujoco.simulation import Camera
@@ -63,14 +63,9 @@ class TrackStd(Config):
     spins: float = Field(3.14, gt=0, description="Angular velocities of the bodies, rad/s.")
 
 
-class TrackNoise(Config):
+class TrackNoise(SensorNoise):
     """Half-widths of the uniform noise of the policy's observations."""
 
-    gyro: float = Field(0.0, ge=0, description="Angular velocity, rad/s.")
-    gravity: float = Field(0.0, ge=0, description="Direction of gravity.")
-    joint_position: float = Field(0.0, ge=0, description="Joint positions, rad.")
-    joint_velocity: float = Field(0.0, ge=0, description="Joint velocities, rad/s.")
-    velocity: float = Field(0.0, ge=0, description="Velocity of the base, m/s.")
     anchor_position: float = Field(0.0, ge=0, description="Position of the anchor, m.")
     anchor_orientation: float = Field(0.0, ge=0, description="Axes of the anchor.")
 
@@ -146,7 +141,7 @@ class TrackConfig(TaskConfig):
         0.25, gt=0, description="Error of the height of any of `ends` that ends an episode, m."
     )
     mean_distance: float | None = Field(
-        None, gt=0, description="Mean distance of the bodies that ends an episode, m."
+        0.5, gt=0, description="Mean distance of the bodies that ends an episode, m."
     )
     measure: bool = Field(False, description="Report the errors of each episode in mm.")
     observation_delay: tuple[Late, Late] = Field(
@@ -243,13 +238,7 @@ class TrackConfig(TaskConfig):
         """Sensors and the reference in "state", more for the value function in "critic"."""
         noise, late = self.noise, self.observation_delay
         state: dict[str, Term | Observation] = {
-            "gyro": obs.angular_velocity(robot, noise=noise.gyro, scale=0.25, delay=late),
-            "gravity": obs.gravity(robot, noise=noise.gravity, delay=late),
-            "velocity": obs.velocity(robot, noise=noise.velocity, delay=late),
-            "joints": obs.joint_positions(robot, noise=noise.joint_position, delay=late),
-            "speeds": obs.joint_velocities(
-                robot, noise=noise.joint_velocity, scale=0.05, delay=late
-            ),
+            **obs.sensors(robot, noise, late),
             "action": obs.last_action(),
             "phase": tracking.phase(motion),
         }

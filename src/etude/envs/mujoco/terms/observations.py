@@ -9,6 +9,7 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.randomize import SensorNoise
 from etude.envs.mujoco.robot import Feet, Robot
 from etude.envs.mujoco.task import Function, Observation
 from etude.envs.mujoco.terrain import Terrain
@@ -29,6 +30,22 @@ def joint_velocities(robot: Robot, **pipeline: Any) -> Observation:
     return as_term(
         lambda _: robot.joint_velocities, "rad/s or m/s", "in the order of the joints", pipeline
     )
+
+
+def sensors(
+    robot: Robot, noise: SensorNoise, delay: tuple[int, int], with_velocity: bool = True
+) -> dict[str, Function | Observation]:
+    """Observations of a legged robot's sensors: gyro, gravity, joints and their speeds, and the
+    velocity of the base as from an estimator."""
+    found: dict[str, Function | Observation] = {
+        "gyro": angular_velocity(robot, noise=noise.gyro, scale=0.25, delay=delay),
+        "gravity": gravity(robot, noise=noise.gravity, delay=delay),
+        "joints": joint_positions(robot, noise=noise.joint_position, delay=delay),
+        "speeds": joint_velocities(robot, noise=noise.joint_velocity, scale=0.05, delay=delay),
+    }
+    if with_velocity:
+        found["velocity"] = velocity(robot, noise=noise.velocity, delay=delay)
+    return found
 
 
 def ball_joints(robot: Robot, **pipeline: Any) -> Observation:
