@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from batch_env_contract import KEY, check_contract
+from etude.api import resume, train
 from etude.core.errors import UsageError
 from etude.data.motion import clips, library
 from etude.data.motion import rotations as rot
@@ -19,8 +20,12 @@ from etude.envs.mujoco.motion_check import check_motion
 from etude.envs.mujoco.reference import ModelKinematics, ReferenceMotion
 from etude.envs.robots import g1
 from etude.envs.robots.humanoid import humanoid_spec
+from etude.planning import recipes
+from etude.planning.recipe import Recipe
 from etude.tasks.tracking import TrackConfig
 from made_motions import go1_config, walk
+from run_hash import run_hash
+from toys import changed
 
 FIGURE = """
 <mujoco><worldbody><body name="base" pos="0 0 1"><freejoint name="root"/>
@@ -314,3 +319,55 @@ def test_the_g1_tracks_its_motion_with_its_motors() -> None:
         pytest.skip(str(error))
     assert len(env.spec.action.low) == 29
     assert env.spec.max_episode_steps == 324
+
+
+def short_run(folder: Path, threads: int = 2) -> Recipe:
+    """A few iterations of PPO on the made walk, with noise and pushes."""
+    config = go1_config(
+        folder,
+        start_noise={"position": 0.05, "joints": 0.1, "velocity": 0.3},
+        noise={"joint_position": 0.01},
+        random={"push": 0.3, "push_every": (0.2, 0.4), "friction": 0.2},
+        max_episode_steps=30,
+    )
+    recipe = recipes.find("track").replace(env=config)
+    return changed(
+        recipe,
+        policy={"hidden": (16,)},
+        collector={"num_envs": 16, "envs_per_group": 4, "threads": threads},
+        algorithm={"rollout_steps": 8, "minibatch_size": 64},
+        clock={"total_timesteps": 1536, "cycles": 2, "iterations": 2},
+        evaluation={
+            "every": "1 cycle",
+            "episodes": 2,
+            "num_envs": 2,
+            "envs_per_group": 2,
+            "final_episodes": 2,
+        },
+        checkpoint={"every": "1 cycle"},
+    )
+
+
+def test_threads_and_a_resume_change_no_bit(tmp_path: Path) -> None:
+    whole = train(short_run(tmp_path), tmp_path / "whole").path
+    expected = run_hash(whole)
+    other = train(short_run(tmp_path, threads=1), tmp_path / "other").path
+    assert run_hash(other) == expected
+    back = resume(other, checkpoint=1024)
+    assert run_hash(back.path) == expected
+
+
+@pytest.mark.rotated
+def test_a_made_motion_is_learned(tmp_path: Path) -> None:
+    """With zero actions the Go1 stays behind its motion and is half a metre off after a second."""
+    config = go1_config(tmp_path, std={"velocities": 0.4})
+    recipe = changed(
+        recipes.find("track").replace(env=config),
+        policy={"hidden": (64, 64)},
+        collector={"num_envs": 128, "envs_per_group": 64, "threads": 2},
+        algorithm={"minibatch_size": 768, "learning_rate": 1e-3},
+        clock={"total_timesteps": 150_000, "cycles": 1, "iterations": 49},
+        evaluation={"episodes": 4, "num_envs": 4, "envs_per_group": 4, "final_episodes": 4},
+    )
+    rows = train(recipe, tmp_path / "run").rows()
+    assert rows[-1]["rollout/ep_rew_mean"] > 1.0
