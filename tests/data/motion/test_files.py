@@ -112,7 +112,7 @@ def test_times_that_go_back_are_refused(tmp_path: Path) -> None:
     files.write(wave(), path)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:4], lines[2], *lines[4:]]))
-    with pytest.raises(UsageError, match="frame 3: its time is not after"):
+    with pytest.raises(UsageError, match="frame 3: its time is not soon after"):
         files.read(path)
 
 
