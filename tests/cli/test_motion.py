@@ -88,6 +88,8 @@ def test_motions_of_any_robot_are_listed_converted_and_checked(
     assert (row["motion"], row["beyond"]) == ("walk", ["below"])
     assert row["below"]["where"].endswith("_foot")
     assert 0.01 < row["below"]["size"] < 0.03
+    assert main(check[:-2]) == 2
+    assert "walk is not a motion of our humanoid: name its robot" in capsys.readouterr().err
     assert main([*check[:-1], "humanoid.xml"]) == 2
     assert "There is no file" in capsys.readouterr().err
 

@@ -263,6 +263,8 @@ def test_a_motion_of_another_robot_is_refused(tmp_path: Path) -> None:
     config = figure_config(tmp_path, motion=None).replace(motion=(str(tmp_path / "walk.npz"),))
     with pytest.raises(UsageError, match="has a joint FR_hip_joint, and the model has none"):
         config.build(2)
+    with pytest.raises(UsageError, match="No body of the model matches 'nobody'"):
+        figure_config(tmp_path, anchor="nobody").build(2)
     with pytest.raises(UsageError, match=r"Tracking needs the MJCF file .*--env.robot FILE"):
         TrackConfig().build(2)
     with pytest.raises(UsageError, match=r"Tracking needs files of motions.*--env.motion FILE"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.data.motion import clips, files, library
 from etude.data.motion.motions import Motion, frame_rate
+from etude.data.motion.skeleton import JOINTS
 
 USAGE = """\
 etude motion shows, converts and checks motions that a robot can track.
@@ -138,14 +140,27 @@ def _named(name: str, folder: str | None) -> Motion:
     return clip
 
 
+def _robot(name: str, folder: str | None, motions: Sequence[Motion]) -> Any:
+    """The robot of a name; None, for our humanoid, without one."""
+    from etude.envs.mujoco.reference import load_robot
+
+    if name:
+        return load_robot(name, folder, "--folder")
+    for motion in motions:
+        if not motion.joints.keys() <= JOINTS.keys():
+            raise UsageError(
+                f"{motion.name} is not a motion of our humanoid: name its robot, --robot ROBOT.xml."
+            )
+    return None
+
+
 def _show(arguments: list[str]) -> None:
     command = parse("motion show", ShowCommand, arguments)
     motion = _named(command.clip, command.folder)
     # Only this command loads OpenGL.
-    from etude.envs.mujoco.reference import load_robot
     from etude.evaluate import film
 
-    robot = load_robot(command.robot, command.folder, "--folder") if command.robot else None
+    robot = _robot(command.robot, command.folder, (motion,))
     path = Path(command.out or f"{motion.name}.{'mp4' if command.mp4 else 'png'}")
     if command.mp4:
         seconds = command.seconds or (5.0 if motion.loops else motion.seconds)
@@ -159,7 +174,6 @@ def _show(arguments: list[str]) -> None:
 def _check(arguments: list[str]) -> int:
     command = parse("motion check", CheckCommand, arguments)
     from etude.envs.mujoco.motion_check import check_motion
-    from etude.envs.mujoco.reference import load_robot
     from etude.envs.robots.humanoid import humanoid_spec
 
     folder = command.folder
@@ -167,9 +181,7 @@ def _check(arguments: list[str]) -> int:
         motions = files.load(command.files, folder, "--folder")
     else:
         motions = clips.load(("all",), folder, "--folder")
-    named = command.robot
-    spec = load_robot(named, folder, "--folder") if named else humanoid_spec()
-    model = spec.compile()
+    model = (_robot(command.robot, folder, motions) or humanoid_spec()).compile()
     rows: list[dict[str, Any]] = []
     text = ""
     bad = 0

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -76,7 +77,7 @@ class ModelKinematics:
                 kind = "ball joint" if count == 4 else "joint"
                 raise UsageError(
                     f"The motion {motion.name} has a {kind} {name}, and the model has none: its "
-                    f"joints are {known}. A motion of another robot must be retargeted first."
+                    f"joints are {known}. Name the robot that the motion was made for."
                 )
         poses = np.tile(home, (len(motion.poses), 1))
         poses[:, :7] = motion.poses[:, :7]
@@ -211,7 +212,9 @@ class ReferenceMotion(MotionPlayer):
         root = int(model.body_rootid[robot.body])
         own = [i for i in range(1, model.nbody) if model.body_rootid[i] == root]
         ids = [own[i] for i in matching([names[i] for i in own], self._bodies, "body")]
-        anchor = robot.body if self._anchor is None else model.body(self._anchor).id
+        anchor = robot.body
+        if self._anchor is not None:
+            anchor = own[matching([names[i] for i in own], re.escape(self._anchor), "body")[0]]
         if anchor not in ids:
             ids = sorted([anchor, *ids])
         self.body_names = tuple(names[i] for i in ids)

@@ -103,7 +103,9 @@ class Robot(Part):
         self.ball_dof_ids: Array = model.jnt_dofadr[balls][:, None] + np.arange(3)
         self.joint_ids = np.array(single, np.int64)
         self.joint_names = tuple(names[j] for j in single)
-        self.body = model.body(self._base).id if self._base else self._first_body(model, free)
+        self.body = self._first_body(model, free)
+        if self._base:
+            self.body = matching(names_of(model, "body"), re.escape(self._base), "body")[0]
         self.floats = any(model.jnt_bodyid[j] == self.body for j in free)
         self._qpos, self._qvel = simulation.bind("qpos"), simulation.bind("qvel")
         self.qpos_ids, self.dof_ids = model.jnt_qposadr[single], model.jnt_dofadr[single]
