@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etude.core.contracts import Reflection
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.env import MujocoEnv
@@ -42,6 +43,7 @@ __all__ = [
     "Randomization",
     "ReachTarget",
     "ReferenceMotion",
+    "Reflection",
     "Robot",
     "SelfContacts",
     "Simulation",

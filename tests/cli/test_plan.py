@@ -341,6 +341,7 @@ def _replay_memory(algorithm: Any) -> dict[str, int]:
     return {
         "model": algorithm.actor_optimizer.flat.data.nbytes,
         "learner_state": num_bytes(learned),
+        "learner_undo": sum(x.nbytes for x in algorithm.changing()),
         "reward_model": 2 * num_bytes(state["rewards"]),
     }
 

@@ -13,9 +13,11 @@ import torch
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.models.actors import SQUASH_EPSILON
+from etude.models.actors import SQUASH_EPSILON, Critics, init_by_fan_in
+from etude.models.networks import Mlp
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
+from etude.rl.base import FlatParameters
 from etude.rollout.group import moments
 from toy_envs import DISCRETE, MULTI
 
@@ -204,3 +206,23 @@ def test_critics_are_two(kind: str) -> None:
     assert torch.equal(critics.first_q(features, actions), first)
     assert torch.equal(critics.min_q(features, actions), torch.minimum(first, second))
     assert not torch.equal(critics(features, actions + 0.1)[0], first)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_a_checkpoint_has_critics_one_after_the_other(layer_norm: bool) -> None:
+    """As in version 0.1, whose critics were separate networks with weights [outputs, inputs]."""
+    sizes, generator = (7, 16, 8, 1), torch.Generator().manual_seed(0)
+    separate = [Mlp(sizes, "relu", 1.0, None, layer_norm) for _ in range(3)]
+    for network in separate:
+        init_by_fan_in(network, sizes, generator)
+    generator.manual_seed(0)
+    critics = Critics(3, sizes, "relu", generator, layer_norm, ("state",), None)
+    flat = FlatParameters(critics).data
+    expected = torch.cat([p.detach().reshape(-1) for n in separate for p in n.parameters()])
+    assert torch.equal(flat[critics.saved_order()], expected)
+    obs, actions = torch.randn(6, 4), torch.rand(6, 3)
+    x = torch.cat([obs, actions], -1)
+    outputs = torch.stack([network(x).squeeze(-1) for network in separate])
+    torch.testing.assert_close(critics({"critic": obs}, actions), outputs)
+    among = torch.tensor([2, 0])
+    torch.testing.assert_close(critics({"critic": obs}, actions, among), outputs[among])

@@ -79,13 +79,14 @@ def test_one_step_by_hand(ones: Path) -> None:
     x, after = (policy.prepare(obs) for obs in (batch.obs, batch.next_obs))
     with torch.no_grad():
         actions, log_probs = policy.sample(after, noise[1])
-        every = torch.stack(target(after, actions))
-        estimates = torch.stack(agent.critics(x, batch.actions))
+        every = target(after, actions)
+        estimates = agent.critics(x, batch.actions)
         drawn, drawn_log_probs = policy.sample(x, noise[0])
-    drawn_pairs = set()
+    prepared, drawn_pairs = batch._replace(next_obs=after), set()
     for number in range(30):
         agent.num_updates = number
-        found = agent.target(batch, noise[1], torch.tensor([0.3]))
+        agent.begin_step()
+        found = agent.target(prepared, noise[1], torch.tensor([0.3]))
         for pair in ((0, 1), (0, 2), (1, 2)):
             value = every[list(pair)].min(0).values - 0.3 * log_probs
             wanted = batch.rewards + 0.9 * value * ~batch.terminated
@@ -97,13 +98,14 @@ def test_one_step_by_hand(ones: Path) -> None:
     assert drawn_pairs == {(0, 1), (0, 2), (1, 2)}
 
     agent.num_updates = 0
-    wanted = agent.target(batch, noise[1], torch.tensor([0.3]))
+    agent.begin_step()
+    wanted = agent.target(prepared, noise[1], torch.tensor([0.3]))
     metrics = agent.learn([batch], [noise])
     assert float(metrics["train/critic_loss"]) == pytest.approx(
         float((estimates - wanted).square().mean()), rel=1e-5
     )
     with torch.no_grad():
-        mean_q = torch.stack(agent.critics(x, drawn)).mean(0)
+        mean_q = agent.critics(x, drawn).mean(0)
     assert float(metrics["train/actor_loss"]) == pytest.approx(
         float((0.3 * drawn_log_probs - mean_q).mean()), rel=1e-5
     )

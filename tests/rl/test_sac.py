@@ -61,11 +61,11 @@ def layers(network: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tenso
 
 
 def critic_pairs(ours: Any, theirs: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for own, other in zip(ours.networks, (theirs.qf0, theirs.qf1), strict=True):
+    for k, other in enumerate((theirs.qf0, theirs.qf1)):
         linear = [module for module in other if hasattr(module, "weight")]
-        for (weight, bias), module in zip(layers(own), linear, strict=True):
-            yield weight, module.weight
-            yield bias, module.bias
+        for (weight, bias), module in zip(layers(ours), linear, strict=True):
+            yield weight[k].t(), module.weight
+            yield bias[k, 0], module.bias
 
 
 def pairs(agent: SAC, model: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

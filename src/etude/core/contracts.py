@@ -8,7 +8,7 @@ follow from it. Shapes are in the docstrings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -116,6 +116,18 @@ class ActionSpec:
         return (high + low) * half, (high - low) * half, low, high
 
 
+class Reflection(NamedTuple):
+    """How a vector looks in a mirror: its numbers in another order, some with the other sign."""
+
+    columns: tuple[int, ...]
+    signs: tuple[float, ...]
+
+    def of(self, x: Any) -> Any:
+        """The mirror image of x [..., n], an array or a tensor of float32."""
+        image = x[..., list(self.columns)]
+        return image * image.new_tensor(self.signs)
+
+
 @dataclass(frozen=True)
 class Exactness:
     """Whether a run in an environment can be resumed bit for bit, and the reason."""
@@ -147,8 +159,13 @@ class EnvSpec:
     """Hash of the simulated model; "" without one."""
     notes: tuple[str, ...] = ()
     """Sentences about the environment for the plan."""
+    mirror: Mapping[str, Reflection] = field(default_factory=dict)
+    """{observation: its reflection left for right}, and that of actions as `ACTION`; without those
+    whose terms have none."""
 
 
+ACTION = "action/"
+"""Name of the actions in `EnvSpec.mirror`, which no observation has."""
 KINDS = ("outcome", "motion")
 """Statistics that are indices, of `EnvSpec.outcomes` and `EnvSpec.motions`; they are not
 averaged."""

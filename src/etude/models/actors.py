@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from etude.core.contracts import Action, Array
 from etude.core.trees import Tree
 from etude.models.encoders import ImageEncoders
-from etude.models.networks import DiagonalGaussian, Mlp, Normaliser
+from etude.models.networks import ACTIVATIONS, DiagonalGaussian, Mlp, Normaliser
 from etude.models.policies import BasePolicy, Features, PolicyConfig
 
 LOG_STD_RANGE = (-20.0, 2.0)
 SQUASH_EPSILON = 1e-6
 """Keeps the logarithm of saturated actions finite, as in the original implementation of SAC."""
+EVERY = slice(None)
+"""All networks of an ensemble."""
 
 
 class DeferredNormaliser(Normaliser):
@@ -192,8 +195,8 @@ def init_by_fan_in(network: Mlp, sizes: tuple[int, ...], generator: torch.Genera
 class Critics(nn.Module):
     """Q networks over features and actions, two for SAC and TD3, which use the smaller estimate.
 
-    Separate networks, because a batched product is slower on a CPU. They share the encoders of
-    images.
+    Layers of all networks are computed by one batched product, from weights
+    [networks, inputs, outputs]. They share the encoders of images.
     """
 
     def __init__(
@@ -211,10 +214,20 @@ class Critics(nn.Module):
         generator: None if the weights are loaded afterwards (or on the meta device).
         """
         super().__init__()
-        networks = [Mlp(sizes, activation, 1.0, None, layer_norm) for _ in range(num)]
-        for network in networks:
+        self.num, self._activation, self._layer_norm = num, ACTIVATIONS[activation], layer_norm
+        for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+            self.register_parameter(f"weight{i}", nn.Parameter(torch.zeros(num, inputs, outputs)))
+            self.register_parameter(f"bias{i}", nn.Parameter(torch.zeros(num, 1, outputs)))
+            if layer_norm and i < len(sizes) - 2:
+                scale, shift = torch.ones(num, 1, outputs), torch.zeros(num, 1, outputs)
+                self.register_parameter(f"norm_weight{i}", nn.Parameter(scale))
+                self.register_parameter(f"norm_bias{i}", nn.Parameter(shift))
+        for k in range(0 if generator is None else num):
+            network = Mlp(sizes, activation, 1.0, None, layer_norm)
             init_by_fan_in(network, sizes, generator)
-        self.networks = nn.ModuleList(networks)
+            with torch.no_grad():
+                for name, p in network.named_parameters():
+                    self.get_parameter(name)[k] = p.t()
         self.reads, self.encoders = reads, encoders
 
     def _inputs(self, features: Features, actions: torch.Tensor) -> torch.Tensor:
@@ -222,22 +235,46 @@ class Critics(nn.Module):
         return torch.cat([read, actions], dim=-1)
 
     def forward(
-        self, features: Features, actions: torch.Tensor, among: Sequence[int] | None = None
-    ) -> list[torch.Tensor]:
-        """Estimates [n] of actions [n, dims] at prepared features, by all or by `among` the
-        networks."""
-        x = self._inputs(features, actions)
-        chosen = range(len(self.networks)) if among is None else among
-        return [self.networks[k](x).squeeze(-1) for k in chosen]
+        self,
+        features: Features,
+        actions: torch.Tensor,
+        among: slice | torch.Tensor = EVERY,
+    ) -> torch.Tensor:
+        """Estimates [networks, n] of actions [n, dims] at prepared features, by all or by `among`
+        the networks."""
+        layers = [p[among] for p in cast(Iterable[torch.Tensor], self._parameters.values())]
+        *hidden, weight, bias = layers
+        x = self._inputs(features, actions).expand(len(weight), -1, -1)
+        for i in range(0, len(hidden), 4 if self._layer_norm else 2):
+            x = torch.baddbmm(hidden[i + 1], x, hidden[i])
+            if self._layer_norm:
+                normal = functional.layer_norm(x, x.shape[-1:])
+                x = torch.addcmul(hidden[i + 3], normal, hidden[i + 2])
+            x = self._activation(x)
+        return torch.baddbmm(bias, x, weight).squeeze(-1)
 
     def first_q(self, features: Features, actions: torch.Tensor) -> torch.Tensor:
         """The estimate of the first network, [n]."""
-        estimate: torch.Tensor = self(features, actions, (0,))[0]
-        return estimate
+        return self(features, actions, slice(1))[0]
 
     def min_q(
-        self, features: Features, actions: torch.Tensor, among: Sequence[int] | None = None
+        self, features: Features, actions: torch.Tensor, among: slice | torch.Tensor = EVERY
     ) -> torch.Tensor:
         """The smallest estimate, [n], of all or of `among` the networks."""
-        smallest: torch.Tensor = functools.reduce(torch.minimum, self(features, actions, among))
+        smallest: torch.Tensor = self(features, actions, among).amin(0)
         return smallest
+
+    def saved_order(self) -> torch.Tensor:
+        """[parameters] indices of a flat vector of the parameters, as a checkpoint has them.
+
+        Network after network, weights [outputs, inputs].
+        """
+        sizes = [p.numel() for p in self.parameters()]
+        places = torch.arange(sum(sizes), device=next(self.parameters()).device).split(sizes)
+        own = [
+            x.view(p.shape)
+            for x, p in zip(places, self._parameters.values(), strict=False)
+            if p is not None
+        ]
+        networks = [x[k].t().reshape(-1) for k in range(self.num) for x in own]
+        return torch.cat([*networks, *places[len(own) :]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,7 +14,15 @@ from torch import nn
 
 from etude.core.catalogue import load_attribute
 from etude.core.config import Config
-from etude.core.contracts import Action, ActionSpec, Array, ArraySpec, EnvSpec
+from etude.core.contracts import (
+    ACTION,
+    Action,
+    ActionSpec,
+    Array,
+    ArraySpec,
+    EnvSpec,
+    Reflection,
+)
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.registry import Registry
@@ -196,6 +204,8 @@ class BasePolicy(nn.Module, ABC):
         self.state_specs = {}
         self.sentences: dict[str, tuple[float, ...]] = {}
         """{sentence: vector} of the observation "task"."""
+        self.mirror: Mapping[str, Reflection] = {}
+        """Reflections of observations and actions left for right, of the environment."""
         if not config.actor_reads:
             raise UsageError(
                 "policy.actor_reads is empty; the observations of this environment are "
@@ -306,6 +316,24 @@ class BasePolicy(nn.Module, ABC):
         beside = {name: obs[name] for name in self.observations if name not in self.vectors}
         return {"actor": actor, **beside, "critic": actor if same else self._read(names, obs)}
 
+    def require_mirror(self) -> None:
+        """Refuse a policy or an environment that cannot be trained with mirror images."""
+        if self.state_specs:
+            raise UsageError(
+                f"algorithm.mirror needs a policy without memory, and policy.kind is "
+                f"{self.config.kind}: its recurrent state has no mirror image."
+            )
+        if unknown := {*self.observations, ACTION} - self.mirror.keys():
+            names = ", ".join(sorted(name.strip("/") for name in unknown))
+            raise UsageError(
+                f"algorithm.mirror needs a symmetric robot, and the mirror image of {names} is not "
+                "known: give each of its terms one, Observation(term, mirror=...)."
+            )
+
+    def mirrored(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The mirror images of raw observations {name: [..., n]} that the policy reads."""
+        return {name: self.mirror[name].of(obs[name]) for name in self.observations}
+
     def absorb(self, moments: dict[str, Tree]) -> None:
         """Update the normalisers by the moments of collected observations."""
         for name, normaliser in self.normalisers.items():
@@ -332,6 +360,7 @@ def make_policy(config: BasePolicyConfig, env: EnvSpec, key: Key | None) -> Base
     """A new policy for an environment, with weights from `key`; None if they are loaded."""
     policy = config.build(env.observations, env.action, make_generator(key))
     policy.sentences = env.sentences if "task" in policy.observations else {}
+    policy.mirror = env.mirror
     return policy
 
 

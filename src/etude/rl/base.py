@@ -98,6 +98,12 @@ class FlatParameters:
     def num_tensors(self) -> int:
         return len(self.named)
 
+    def add_gradient(self, parts: Sequence[torch.Tensor | None]) -> None:
+        """Add the gradients of all parameters, None for 0, to the flat one."""
+        pairs = zip(parts, self.named.values(), strict=True)
+        filled = [torch.zeros_like(p) if part is None else part for part, p in pairs]
+        self.grad += torch.cat([part.reshape(-1) for part in filled])
+
     def first_bad_gradient(self) -> str | None:
         """The name of the first parameter whose gradient is not finite; None if all are."""
         for name, p in self.named.items():
@@ -115,7 +121,7 @@ class Adam:
 
     def __init__(self, data: torch.Tensor, grad: torch.Tensor, epsilon: float) -> None:
         """`data` [n] is changed in place by each step along `grad` [n]."""
-        self._data, self._grad, self._epsilon = data, grad, epsilon
+        self.data, self._grad, self._epsilon = data, grad, epsilon
         self.mean = data.new_zeros(data.shape)
         self.square = data.new_zeros(data.shape)
         self.count = torch.zeros((), device=data.device)
@@ -128,7 +134,7 @@ class Adam:
             self._step_by_public_operations(learning_rate)
             return
         FUSED(
-            [self._data],
+            [self.data],
             [self._grad],
             [self.mean],
             [self.square],
@@ -147,9 +153,13 @@ class Adam:
         """The same step to within rounding; slower, in several kernels."""
         self.mean.lerp_(self._grad, 1.0 - BETA1)
         self.square.mul_(BETA2).addcmul_(self._grad, self._grad, value=1.0 - BETA2)
-        count = float(self.count)
-        spread = (self.square.sqrt() / math.sqrt(1.0 - BETA2**count)).add_(self._epsilon)
-        self._data.addcdiv_(self.mean, spread, value=-learning_rate / (1.0 - BETA1**count))
+        count = self.count.double()
+        spread = (self.square.sqrt() / (1.0 - BETA2**count).sqrt()).add_(self._epsilon)
+        self.data.sub_(self.mean / spread * (learning_rate / (1.0 - BETA1**count)))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Everything that `step` changes."""
+        return [self.data, self.mean, self.square, self.count]
 
     def state_dict(self) -> Tree:
         return {"mean": self.mean, "square": self.square, "count": self.count}
@@ -176,13 +186,19 @@ class NetworkOptimizer(Adam):
         """
         return self.ranks.ordered_sum((self.flat.grad, *totals), shards)
 
-    def mean_gradient(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The mean [] of the shards' losses []; its checked gradient is left in `flat.grad`."""
-        parameters = [p for p in self.flat.named.values() if p.requires_grad]
+    def gradient(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The mean [] of the shards' losses []; its gradient, not checked, is in `flat.grad`."""
+        trained = {name: p for name, p in self.flat.named.items() if p.requires_grad}
         for loss in self.in_shard_order(losses):
             # A loss may pass through other networks, which this gradient leaves alone.
-            (loss / len(losses)).backward(inputs=parameters)  # type: ignore[no-untyped-call]
-        mean = torch.stack([loss.detach() for loss in losses]).mean()
+            found = torch.autograd.grad(loss / len(losses), [*trained.values()], allow_unused=True)
+            parts = dict(zip(trained, found, strict=True))
+            self.flat.add_gradient([parts.get(name) for name in self.flat.named])
+        return torch.stack([loss.detach() for loss in losses]).mean()
+
+    def mean_gradient(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The mean [] of the shards' losses []; its checked gradient is in `flat.grad`."""
+        mean = self.gradient(losses)
         what = f"the loss of the {self.name}"
         self.norm = self.checked_norm(
             float(mean), losses, lambda loss: ("" if bool(loss.isfinite()) else what, {})

@@ -1,7 +1,7 @@
 """Implicit Q-learning (Kostrikov et al. 2021): a policy from a dataset, whose critics are only
 evaluated at actions of the dataset.
 
-One gradient step, top to bottom (`learn`):
+One gradient step, top to bottom (`step`):
 
 1. Values: V(s) regresses to an upper expectile of the target critics' minimum at the dataset's
    actions. Errors where V is too low have the weight `expectile`, others 1 - `expectile`, so V
@@ -90,23 +90,22 @@ class IQL(OffPolicy):
             generator = torch.Generator().manual_seed(self._key.child("values").integer())
         self.values = self.policy.make_values(generator).to(self.device)
         self.value_optimizer = NetworkOptimizer("values", self.values, self.config.adam_epsilon)
+        self.optimizers.append(self.value_optimizer)
 
     def broadcast(self, clock: Clock) -> Broadcast:
         broadcast = super().broadcast(clock)
         broadcast.policy["exploration"] = torch.tensor(self.config.exploration)
         return broadcast
 
-    def learn(
+    def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        config, policy = self.config, self.policy
-        features = [policy.prepare(batch.obs) for batch in batches]
-
+        config = self.config
         value_losses, advantages, v_means = [], [], []
-        for x, batch in zip(features, batches, strict=True):
+        for batch in batches:
             with torch.no_grad():
-                q = self.critic_target.module.min_q(x, batch.actions)
-            values = self.values(x).squeeze(-1)
+                q = self.critic_target.module.min_q(batch.obs, batch.actions)
+            values = self.values(batch.obs).squeeze(-1)
             advantage = q - values
             below = (advantage < 0).float()
             weight = (config.expectile - below).abs()  # 1 - expectile where V is too high
@@ -114,27 +113,17 @@ class IQL(OffPolicy):
             advantages.append(advantage.detach())
             v_means.append(values.detach().mean())
         targets = [self.target(batch) for batch in batches]
-        value_loss = self.value_optimizer.mean_gradient(value_losses)
-        self.value_optimizer.step(config.learning_rate)
-
-        critic_loss, q_mean = self.critic_gradient(features, batches, targets)
-        self.critic_optimizer.step(config.learning_rate)
+        metrics = {"train/value_loss": self.minimise(self.value_optimizer, value_losses)}
+        metrics |= self.regress(batches, targets)
 
         weights = [(config.temperature * a).exp().clamp(max=config.max_weight) for a in advantages]
         actor_losses = [
-            (w * (policy.actions(x) - batch.actions).square().mean(-1)).mean()
-            for w, x, batch in zip(weights, features, batches, strict=True)
+            (w * (self.policy.actions(batch.obs) - batch.actions).square().mean(-1)).mean()
+            for w, batch in zip(weights, batches, strict=True)
         ]
-        actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
-        self.actor_optimizer.step(config.learning_rate)
-
-        self.num_updates += 1
+        metrics["train/actor_loss"] = self.minimise(self.actor_optimizer, actor_losses)
         self.update_targets()
-        return {
-            "train/critic_loss": critic_loss,
-            "train/actor_loss": actor_loss,
-            "train/value_loss": value_loss,
-            "train/q_mean": q_mean,
+        return metrics | {
             "train/v_mean": torch.stack(v_means).mean(),
             "train/weight_mean": torch.stack([w.mean() for w in weights]).mean(),
         }
@@ -142,7 +131,7 @@ class IQL(OffPolicy):
     @torch.no_grad()
     def target(self, batch: Batch) -> torch.Tensor:
         """The targets [n] of the critics."""
-        following = self.values(self.policy.prepare(batch.next_obs)).squeeze(-1)
+        following = self.values(batch.next_obs).squeeze(-1)
         return td_targets(batch.rewards, following, batch.terminated, self.config.gamma)
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:

@@ -6,7 +6,9 @@ An iteration, top to bottom:
 2. `batches`: no gradient steps during the warm-up, in which actions are uniformly random; then
    `train_batches` of them. Before each, the reward source takes a gradient step of its own. Then
    each shard's part of the minibatch is sampled from its store and relabelled by the reward source;
-   `learn` computes targets and losses and takes the step.
+   `step`, the algorithm's, computes targets and losses from tensors and takes the step. Its metrics
+   and the norms of its gradients are read once: if one is not finite, `learn` undoes the step and
+   repeats it with a check of every part, which names network, parameter and shard.
 3. `end_iteration`: the observation normaliser, if any, is updated with the rollout.
 
 With a dataset in place of the replay, nothing is collected and there is no warm-up: the first
@@ -18,21 +20,19 @@ is killed and resumed takes the same steps.
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch.nn.functional import mse_loss
 
 from etude.core.clock import Clock, Interval, Loops
-from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
+from etude.core.contracts import ACTION, Array, BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.metrics import Column, Curve, Health, Metric, Metrics, Warning
@@ -44,7 +44,7 @@ from etude.data.store.geometry import LANES, store_specs
 from etude.models.actors import Actor, Critics
 from etude.models.encoders import random_shift
 from etude.models.networks import merge_all
-from etude.models.policies import Features, make_policy
+from etude.models.policies import make_policy
 from etude.planning import memory
 from etude.planning.recipe import (
     Inputs,
@@ -57,7 +57,7 @@ from etude.planning.recipe import (
 )
 from etude.planning.resolve import check_policy
 from etude.rl import offline
-from etude.rl.base import NetworkOptimizer, PolicyAlgorithm, TargetNetwork
+from etude.rl.base import Adam, NetworkOptimizer, PolicyAlgorithm, TargetNetwork
 from etude.rl.offline import Data, DatasetConfig, dataset_section, imitation_notes
 from etude.rl.rewards.given import RewardSource
 from etude.rl.rewards.rrd import RRD
@@ -145,6 +145,8 @@ class OffPolicy(PolicyAlgorithm, ABC):
         """One store per shard; the critics' initial weights are drawn from `key`."""
         self.config, self.stores, self.rewards = config, stores, rewards
         self.policy, self.device = policy.to(device), device
+        if config.mirror:
+            policy.require_mirror()
         generator = torch.Generator().manual_seed(key.integer()) if device.type != "meta" else None
         self.critics = self.make_critics(generator).to(device)
         self.actor_optimizer = NetworkOptimizer("actor", self.policy, config.adam_epsilon)
@@ -153,7 +155,10 @@ class OffPolicy(PolicyAlgorithm, ABC):
         self.targets: list[tuple[TargetNetwork[Any], NetworkOptimizer]] = [
             (self.critic_target, self.critic_optimizer)
         ]
+        self.optimizers: list[Adam] = [self.actor_optimizer, self.critic_optimizer]
         self.num_updates = 0
+        self.checks, self._norms = False, dict[str, torch.Tensor]()
+        self._before: list[torch.Tensor] = []
         self.acts_at_random = True
         """Whether actions of the warm-up are random; a run that starts from another run's policy
         uses that policy instead."""
@@ -168,14 +173,67 @@ class OffPolicy(PolicyAlgorithm, ABC):
     def setup(self) -> None:
         """Construct the additional parts of a subclass, at the end of `__init__`."""
 
+    def begin_step(self) -> None:
+        """Draw what a step needs besides minibatch and noise; by default nothing."""
+
     @abstractmethod
-    def learn(
+    def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Take one gradient step on the shards' parts of a minibatch; returns metrics [].
+        """Take one gradient step, a function of tensors alone; returns metrics [].
 
+        batches: the shards' parts of a minibatch, whose observations are prepared features.
         noises: standard normal [noise_draws, n, dims] for each shard.
         """
+
+    def learn(self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]) -> dict[str, float]:
+        """Take one gradient step on the shards' parts of a minibatch; returns metrics.
+
+        Raises `NonFinite` with the first part of the step that is not finite; no step is taken
+        then. noises: standard normal [noise_draws, n, dims] for each shard.
+        """
+        prepare = self.policy.prepare
+        features = [
+            batch._replace(obs=prepare(batch.obs), next_obs=prepare(batch.next_obs))
+            for batch in batches
+        ]
+        changing = self.changing()
+        self._before = self._before or [torch.empty_like(x) for x in changing]
+        torch._foreach_copy_(self._before, changing)
+        self.begin_step()
+        self.num_updates += 1
+        metrics = self.step(features, noises)
+        read = {**metrics, **self._norms}
+        values = dict(zip(read, torch.stack(list(read.values())).tolist(), strict=True))
+        if bad := [name for name, value in values.items() if not math.isfinite(value)]:
+            self._name_fault(features, noises, bad[0])
+        return {name: values[name] for name in metrics}
+
+    def changing(self) -> list[torch.Tensor]:
+        """The tensors that a gradient step changes."""
+        followers = [target.data for target, _ in self.targets]
+        return [x for optimizer in self.optimizers for x in optimizer.tensors()] + followers
+
+    def _name_fault(
+        self, features: Sequence[Batch], noises: Sequence[torch.Tensor], metric: str
+    ) -> NoReturn:
+        """Undo a step and repeat it with checks, which raise an error where it is not finite."""
+        self.checks = True
+        torch._foreach_copy_(self.changing(), self._before)
+        try:
+            self.step(features, noises)
+            raise NonFinite(metric)
+        finally:
+            self.checks = False
+            self.num_updates -= 1
+            torch._foreach_copy_(self.changing(), self._before)
+
+    def minimise(self, optimizer: NetworkOptimizer, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Step a network along the gradient of the mean [] of the shards' losses []; returns it."""
+        loss = optimizer.mean_gradient(losses) if self.checks else optimizer.gradient(losses)
+        self._norms[optimizer.name] = optimizer.flat.grad.norm()
+        optimizer.step(self.config.learning_rate)
+        return loss
 
     def broadcast(self, clock: Clock) -> Broadcast:
         broadcast = super().broadcast(clock)
@@ -225,22 +283,24 @@ class OffPolicy(PolicyAlgorithm, ABC):
             reward_metrics = self.rewards.update(self.stores, key.child("rewards", b))
             samples = next(coming)
             batches = [self.rewards.relabel(Batch.of(sample, self.device)) for sample in samples]
-            batches = [self._shifted(*pair) for pair in zip(batches, chances, strict=True)]
+            batches = [self._augmented(*pair) for pair in zip(batches, chances, strict=True)]
             noises = [self._noise(generator, size) for generator in chances]
             try:
                 learned = self.learn(batches, noises)
             except NonFinite as error:
                 raise _locate_fault(batches, error) from error
-            values = torch.stack(list(learned.values())).tolist()
-            metrics = {**reward_metrics, **dict(zip(learned, values, strict=True))}
-            yield BatchMetrics({**metrics, "train/learning_rate": config.learning_rate})
+            rate = {"train/learning_rate": config.learning_rate}
+            yield BatchMetrics({**reward_metrics, **learned, **rate})
 
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         """Sample `size` transitions of a shard's experience."""
         return self.rewards.sample(store, generator, size)
 
-    def _shifted(self, batch: Batch, generator: np.random.Generator) -> Batch:
-        """Shift the images that the policy reads at random (DrQ, Kostrikov et al. 2020)."""
+    def _augmented(self, batch: Batch, generator: np.random.Generator) -> Batch:
+        """Shift the images that the policy reads at random (DrQ, Kostrikov et al. 2020); with
+        `mirror`, replace a random half of the transitions by their mirror images."""
+        if self.config.mirror:
+            batch = self._mirrored(batch, generator.random(len(batch.rewards)) < 0.5)
         names, pixels = self.policy.image_names, self.config.random_shift
         if not names or not pixels:
             return batch
@@ -250,34 +310,44 @@ class OffPolicy(PolicyAlgorithm, ABC):
 
         return batch._replace(obs=moved(batch.obs), next_obs=moved(batch.next_obs))
 
+    def _mirrored(self, batch: Batch, chosen: Array) -> Batch:
+        """Replace the chosen [n] transitions by their mirror images."""
+        policy = self.policy
+        at = torch.from_numpy(chosen.nonzero()[0]).to(self.device)
+
+        def replaced(x: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+            return x.index_copy(0, at, image[at])
+
+        def obs(seen: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            images = policy.mirrored(seen)
+            return seen | {name: replaced(seen[name], images[name]) for name in images}
+
+        actions = replaced(batch.actions, policy.mirror[ACTION].of(batch.actions))
+        return batch._replace(obs=obs(batch.obs), next_obs=obs(batch.next_obs), actions=actions)
+
     def _noise(self, generator: np.random.Generator, size: int) -> torch.Tensor:
         """[noise_draws, size, dims] standard normal."""
         noise = torch.empty(self.noise_draws, size, self.policy.num_actions)
         generator.standard_normal(dtype=np.float32, out=noise.numpy())
         return noise.to(self.device)
 
-    def critic_gradient(
-        self,
-        features: Sequence[Features],
-        batches: Sequence[Batch],
-        targets: Sequence[torch.Tensor],
-        weight: float = 1.0,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the critics' loss [] with its gradient, and the mean Q value [].
+    def regress(
+        self, batches: Sequence[Batch], targets: Sequence[torch.Tensor], weight: float = 1.0
+    ) -> dict[str, torch.Tensor]:
+        """Step the critics towards their targets; returns metrics: their loss and mean Q.
 
-        The loss is `weight` times the sum of all critics' mean squared errors. features, batches
-        and targets [n] are per shard.
+        The loss is `weight` times the sum of all critics' mean squared errors. batches and targets
+        [n] are per shard.
         """
         values, losses = [], []
-        for x, batch, target in zip(features, batches, targets, strict=True):
-            estimates = self.critics(x, batch.actions)
-            values.append(torch.stack([q.detach() for q in estimates]).mean())
-            if batch.weights is None:
-                errors = [mse_loss(q, target) for q in estimates]
-            else:
-                errors = [(batch.weights * (q - target).square()).mean() for q in estimates]
-            losses.append(weight * functools.reduce(torch.add, errors))
-        return self.critic_optimizer.mean_gradient(losses), torch.stack(values).mean()
+        for batch, target in zip(batches, targets, strict=True):
+            q = self.critics(batch.obs, batch.actions)
+            values.append(q.detach().mean())
+            errors = (q - target).square()
+            errors = errors if batch.weights is None else batch.weights * errors
+            losses.append(weight * errors.mean(-1).sum())
+        loss = self.minimise(self.critic_optimizer, losses)
+        return {"train/critic_loss": loss, "train/q_mean": torch.stack(values).mean()}
 
     def update_targets(self) -> None:
         """Every `target_interval` gradient steps, move the target networks by Polyak averaging."""
@@ -296,8 +366,8 @@ class OffPolicy(PolicyAlgorithm, ABC):
         self.load_policy(arrays)
         self.acts_at_random = False
         if training is not None:
-            self.critic_optimizer.flat.data.copy_(torch.as_tensor(training["critics"]))
-            self.critic_target.data.copy_(torch.as_tensor(training["critic_target"]))
+            self._load_critics(self.critic_optimizer.flat.data, training["critics"])
+            self._load_critics(self.critic_target.data, training["critic_target"])
 
     def check_unchanged(self) -> None:
         """Raise an error if a file of the replay or of the dataset was changed from outside."""
@@ -307,10 +377,12 @@ class OffPolicy(PolicyAlgorithm, ABC):
     def state_dict(self) -> Tree:
         """All but the policy's arrays, which are saved in `policy/`, and experience, which is in
         the stores' files; this has their names."""
+        optimizer, saved = self.critic_optimizer, self._saved_critics
+        moments = {"mean": saved(optimizer.mean), "square": saved(optimizer.square)}
         return {
-            "critics": self.critic_optimizer.flat.data.detach(),
-            "critic_target": self.critic_target.data,
-            "critic_optimizer": self.critic_optimizer.state_dict(),
+            "critics": saved(optimizer.flat.data.detach()),
+            "critic_target": saved(self.critic_target.data),
+            "critic_optimizer": {**optimizer.state_dict(), **moments},
             "actor_optimizer": self.actor_optimizer.state_dict(),
             "num_updates": self.num_updates,
             "acts_at_random": self.acts_at_random,
@@ -319,15 +391,26 @@ class OffPolicy(PolicyAlgorithm, ABC):
         }
 
     def load_state_dict(self, state: Tree) -> None:
-        self.critic_optimizer.flat.data.copy_(torch.as_tensor(state["critics"]))
-        self.critic_target.data.copy_(torch.as_tensor(state["critic_target"]))
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        optimizer, moments = self.critic_optimizer, state["critic_optimizer"]
+        self._load_critics(optimizer.flat.data, state["critics"])
+        self._load_critics(self.critic_target.data, state["critic_target"])
+        self._load_critics(optimizer.mean, moments["mean"])
+        self._load_critics(optimizer.square, moments["square"])
+        optimizer.count.copy_(torch.as_tensor(moments["count"]))
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
         self.num_updates = int(state["num_updates"])
         self.acts_at_random = bool(state["acts_at_random"])
         self.rewards.load_state_dict(state["rewards"])
         for s, store in enumerate(self.stores):
             store.load_state_dict(state["stores"][_shard_name(s)])
+
+    def _saved_critics(self, vector: torch.Tensor) -> torch.Tensor:
+        """A flat vector of the critics, [n], in the order of checkpoints."""
+        return vector if vector.is_meta else vector[self.critics.saved_order()]
+
+    def _load_critics(self, vector: torch.Tensor, saved: Any) -> None:
+        """Load a flat vector of the critics, [n], from a checkpoint."""
+        vector[self.critics.saved_order()] = torch.as_tensor(saved, device=vector.device)
 
     def retire(self, states: Sequence[Tree]) -> None:
         """Delete files of the replay that neither this run nor any of these states needs.
@@ -449,6 +532,11 @@ class OffPolicyConfig(DatasetConfig):
         ge=0,
         description="Images that the policy reads are shifted at random by up to this number of "
         "pixels, before each gradient step; 0: not shifted.",
+    )
+    mirror: bool = Field(
+        False,
+        description="Replace a random half of every minibatch by its mirror image, left for right: "
+        "for symmetric robots.",
     )
     normalise_observations: bool = Field(
         False, description="Normalise observations by their running mean and standard deviation."
@@ -647,6 +735,7 @@ class OffPolicyConfig(DatasetConfig):
         return {
             "model": sum(p.nbytes for p in run.deployed.parameters()),
             "learner_state": num_bytes(learned),
+            "learner_undo": num_bytes(learned) + sum(p.nbytes for p in run.deployed.parameters()),
             "reward_model": 2 * num_bytes(model),
         }
 

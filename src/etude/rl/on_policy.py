@@ -347,11 +347,21 @@ class Shard:
     weights: torch.Tensor | None = None
     """[n, horizon] weight of each step in the loss, 1 on average over the buffer; None where all
     are 1."""
+    images: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    """Tensors [n, ...] from above, each with that of the segments' mirror images; () without."""
     drawn: Array = field(init=False)
     """[n] bool: segments that were in a minibatch of this iteration."""
 
     def __post_init__(self) -> None:
         self.drawn = np.zeros(len(self.values), np.bool_)
+
+    def swap_images(self, key: Key) -> None:
+        """Exchange a random half of the segments and their mirror images, if there are any."""
+        if self.images:
+            chosen = key.generator().random(len(self.values)) < 0.5
+            at = torch.from_numpy(chosen.nonzero()[0]).to(self.values.device)
+            for own, image in self.images:
+                own[at], image[at] = image[at], own[at]
 
     def masked(self, x: torch.Tensor) -> torch.Tensor:
         """[k]: the steps of x [n, horizon] in which an agent is present, in order."""

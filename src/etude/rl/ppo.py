@@ -33,7 +33,7 @@ import torch
 from pydantic import Field
 
 from etude.core.clock import Clock
-from etude.core.contracts import Array, BatchMetrics, Fragment, Observations
+from etude.core.contracts import ACTION, Array, BatchMetrics, Fragment, Observations
 from etude.core.keys import Key
 from etude.core.metrics import (
     RECENT,
@@ -205,6 +205,11 @@ class PPOConfig(OnPolicyConfig):
         description="Adapt the learning rate after every minibatch to an approximate KL of about "
         "this (rsl_rl's adaptive schedule); none follows final_learning_rate.",
     )
+    mirror: bool = Field(
+        False,
+        description="Replace a random half of the segments by their mirror images, left for right, "
+        "in every update epoch: for symmetric robots.",
+    )
     normalise_rewards: bool = Field(True, description="Divide rewards by the std of returns.")
 
     def read_at_start(self) -> Collection[str]:
@@ -262,6 +267,8 @@ class PPO(PolicyAlgorithm):
         is filled while the first is trained on, so its steps are those of an older policy."""
         self.config, self.geometry, self.buffers, self.rewards = config, geometry, buffers, rewards
         self.policy, self.device = policy.to(device), device
+        if config.mirror:
+            policy.require_mirror()
         self.is_stale = len(buffers) > 1
         self.ranks, self.local_shards = ranks, ranks.part(geometry.shards)
         self.optimizer = NetworkOptimizer("policy", self.policy, config.adam_epsilon, ranks)
@@ -330,7 +337,7 @@ class PPO(PolicyAlgorithm):
         priorities = None
         if config.sampling == "prioritised":
             priorities = (advantages.abs() * present).sum(1).cpu().numpy()
-        return Shard(
+        shard = Shard(
             features=features,
             memory=memory,
             actions=actions,
@@ -344,6 +351,35 @@ class PPO(PolicyAlgorithm):
             all_present=bool(rollout.present.all()),
             priorities=priorities,
         )
+        return self._with_images(shard, rollout) if config.mirror else shard
+
+    def _with_images(self, shard: Shard, rollout: Fragment) -> Shard:
+        """The shard with the mirror images of its segments.
+
+        The mirror image of the policy has collected them: it enters the loss as an older policy
+        does, by an importance weight.
+        """
+        horizon, policy = self.geometry.horizon, self.policy
+        seen = {name: self.put(rollout.obs[name]) for name in policy.observations}
+        features = map_features(
+            policy.prepare(policy.mirrored(seen)), lambda x: to_segments(x, horizon)
+        )
+        actions = policy.mirror[ACTION].of(shard.actions)
+        _, log_probs = self._evaluate(features, None, actions)
+        behaviour = to_segments(self.put(rollout.log_probs), horizon)
+        importance = returns.importance_weights(log_probs, behaviour)
+        # Copies, because features that are not normalised are the buffer's own.
+        shard.features = map_features(shard.features, torch.clone)
+        shard.actions, shard.log_probs = shard.actions.clone(), shard.log_probs.clone()
+        if shard.importance is None:
+            shard.importance = torch.ones_like(importance)
+        shard.images = [
+            (shard.actions, actions),
+            (shard.log_probs, log_probs),
+            (shard.importance, importance),
+            *((shard.features[name], features[name]) for name in _distinct(features)),
+        ]
+        return shard
 
     def _value_of(self, obs: Observations, state: Observations) -> torch.Tensor:
         """[k]: the values of single observations, each with its recurrent state."""
@@ -409,6 +445,8 @@ class PPO(PolicyAlgorithm):
         learning_rate, beta = schedules["learning_rate"], schedules.get("priority_beta", 1.0)
         options = (count, size, config.priority_alpha, beta)
         for epoch in range(config.update_epochs):
+            for s, shard in zip(self.local_shards, self.shards, strict=True):
+                shard.swap_images(key.child("mirror", epoch, s))
             draws = [
                 shard.draw(key.child("permutation", epoch, s), *options)
                 for s, shard in zip(self.local_shards, self.shards, strict=True)
@@ -558,6 +596,12 @@ class PPO(PolicyAlgorithm):
             arrays = {**self.policy.state_dict(), **self.policy.actor_arrays(arrays)}
         self.load_policy(arrays)
         self.initial.copy_(self.flat.data)
+
+
+def _distinct(features: Features) -> list[str]:
+    """The names of the features, without the critic's if they are the actor's."""
+    same = features["critic"] is features["actor"]
+    return [name for name in features if not (same and name == "critic")]
 
 
 def _kl(log_ratio: torch.Tensor) -> torch.Tensor:

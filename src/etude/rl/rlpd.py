@@ -32,7 +32,6 @@ from etude.data.returns import td_targets
 from etude.data.store.manifest import open_episodes
 from etude.data.store.views import EpisodesOf, open_with_task
 from etude.models.actors import Critics
-from etude.models.policies import Features
 from etude.planning.recipe import Recipe, Resolved, RewardsSection
 from etude.rl import offline
 from etude.rl.off_policy import ReplayGeometry
@@ -164,54 +163,41 @@ class RLPD(SAC):
     def _demonstrated(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         return uniform(self.demonstrations, generator, size)
 
-    def learn(
+    def begin_step(self) -> None:
+        drawn = self._key.child("subset", self.num_updates).generator()
+        among = drawn.choice(self.config.num_critics, self.config.subset, replace=False)
+        self.among = torch.from_numpy(among).to(self.device)
+
+    def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        config, policy = self.config, self.policy
-        alpha = self.log_alpha.exp()
-        features = [policy.prepare(batch.obs) for batch in batches]
-
+        config, alpha = self.config, self.log_alpha.exp()
         targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
-        weight = 1.0 / config.num_critics
-        critic_loss, q_mean = self.critic_gradient(features, batches, targets, weight)
-        self.critic_optimizer.step(config.learning_rate)
-        metrics = {"train/critic_loss": critic_loss, "train/q_mean": q_mean}
-
-        self.num_updates += 1
+        metrics = self.regress(batches, targets, 1.0 / config.num_critics)
         self.update_targets()
         if self.num_updates % config.actor_interval == 0:
-            metrics |= self._update_actor(features, noises, alpha)
+            metrics |= self._update_actor(batches, noises, alpha)
         return metrics
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
         """The targets [n] of the critics."""
-        config, following = self.config, self.policy.prepare(batch.next_obs)
-        actions, log_probs = self.policy.sample(following, noise)
-        drawn = self._key.child("subset", self.num_updates).generator()
-        among = drawn.choice(config.num_critics, config.subset, replace=False).tolist()
-        min_q = self.critic_target.module.min_q(following, actions, among)
+        actions, log_probs = self.policy.sample(batch.next_obs, noise)
+        min_q = self.critic_target.module.min_q(batch.next_obs, actions, self.among)
         next_values = min_q - alpha * log_probs
-        return td_targets(batch.rewards, next_values, batch.terminated, config.gamma)
+        return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
 
     def _update_actor(
-        self, features: Sequence[Features], noises: Sequence[torch.Tensor], alpha: torch.Tensor
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor], alpha: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Update the actor, on the mean of all critics, and the entropy coefficient."""
-        config = self.config
-        drawn = [self.policy.sample(x, z[0]) for x, z in zip(features, noises, strict=True)]
+        drawn = [self.policy.sample(b.obs, z[0]) for b, z in zip(batches, noises, strict=True)]
         losses = []
-        for x, (actions, log_probs) in zip(features, drawn, strict=True):
-            mean_q = torch.stack(self.critics(x, actions)).mean(0)
+        for batch, (actions, log_probs) in zip(batches, drawn, strict=True):
+            mean_q = self.critics(batch.obs, actions).mean(0)
             losses.append((alpha * log_probs - mean_q).mean())
-        metrics = {"train/actor_loss": self.actor_optimizer.mean_gradient(losses)}
-        self.actor_optimizer.step(config.learning_rate)
-        metrics["train/ent_coef"] = alpha.squeeze()
-        if config.alpha is None:
-            surplus = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
-            metrics["train/ent_coef_loss"] = surplus
-            self.alpha_optimizer.step(config.learning_rate)
-        return metrics
+        metrics = {"train/actor_loss": self.minimise(self.actor_optimizer, losses)}
+        return metrics | self.update_alpha([log_probs.detach() for _, log_probs in drawn], alpha)
 
     def check_unchanged(self) -> None:
         super().check_unchanged()

@@ -1,6 +1,6 @@
 """Soft actor-critic: maximise rewards and the entropy of the policy.
 
-One gradient step, top to bottom (`learn`):
+One gradient step, top to bottom (`step`):
 
 1. Sample actions of the policy in the replayed states, with their log-probabilities.
 2. Critics: regress to  r + gamma * (min of the target critics - alpha * log-probability)  of an
@@ -86,56 +86,53 @@ class SAC(OffPolicy):
         )
         self._alpha_grad = torch.zeros_like(self.log_alpha)
         self.alpha_optimizer = Adam(self.log_alpha, self._alpha_grad, config.adam_epsilon)
+        self.optimizers.append(self.alpha_optimizer)
 
-    def learn(
+    def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        config, policy, critics = self.config, self.policy, self.critics
         alpha = self.log_alpha.exp()
-        features = [policy.prepare(batch.obs) for batch in batches]
-        drawn = [policy.sample(x, z[0]) for x, z in zip(features, noises, strict=True)]
+        drawn = [self.policy.sample(b.obs, z[0]) for b, z in zip(batches, noises, strict=True)]
 
         targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
-        critic_loss, q_mean = self.critic_gradient(features, batches, targets, weight=0.5)
-        alpha_loss = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
-        if config.alpha is None:
-            self.alpha_optimizer.step(config.learning_rate)
-        self.critic_optimizer.step(config.learning_rate)
+        metrics = self.regress(batches, targets, weight=0.5)
+        metrics |= self.update_alpha([log_probs.detach() for _, log_probs in drawn], alpha)
 
         actor_losses = []
-        for x, (actions, log_probs) in zip(features, drawn, strict=True):
-            min_q = critics.min_q(x, actions)
+        for batch, (actions, log_probs) in zip(batches, drawn, strict=True):
+            min_q = self.critics.min_q(batch.obs, actions)
             actor_losses.append((alpha * log_probs - min_q).mean())
-        actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
-        self.actor_optimizer.step(config.learning_rate)
-
-        self.num_updates += 1
+        metrics["train/actor_loss"] = self.minimise(self.actor_optimizer, actor_losses)
         self.update_targets()
-        metrics = {
-            "train/critic_loss": critic_loss,
-            "train/actor_loss": actor_loss,
-            "train/ent_coef": alpha.squeeze(),
-            "train/q_mean": q_mean,
-        }
-        return metrics | ({"train/ent_coef_loss": alpha_loss} if config.alpha is None else {})
+        return metrics
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
         """The targets [n] of the critics."""
-        following = self.policy.prepare(batch.next_obs)
-        actions, log_probs = self.policy.sample(following, noise)
-        min_q = self.critic_target.module.min_q(following, actions)
+        actions, log_probs = self.policy.sample(batch.next_obs, noise)
+        min_q = self.critic_target.module.min_q(batch.next_obs, actions)
         next_values = min_q - alpha * log_probs
         return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
 
-    def _alpha_gradient(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The loss []  -log alpha * mean(log-probability + target entropy),  with its gradient."""
+    @torch.no_grad()
+    def update_alpha(
+        self, log_probs: Sequence[torch.Tensor], alpha: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Step a learned entropy coefficient; returns metrics, with `alpha` [1] before the step.
+
+        log_probs: the shards' log-probabilities [n]. The loss is
+        -log alpha * mean(log-probability + target entropy).
+        """
+        metrics = {"train/ent_coef": alpha.squeeze()}
+        if self.config.alpha is not None:
+            return metrics
         surplus = torch.stack([x.mean() for x in log_probs]).mean() + self.target_entropy
-        self._alpha_grad.copy_(-surplus)
         loss = -self.log_alpha.squeeze() * surplus
-        if not bool(loss.isfinite()):
+        if self.checks and not bool(loss.isfinite()):
             raise NonFinite("the loss of the entropy coefficient")
-        return loss
+        self._alpha_grad.copy_(-surplus)
+        self.alpha_optimizer.step(self.config.learning_rate)
+        return {**metrics, "train/ent_coef_loss": loss}
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         super().start_from(arrays, training)

@@ -1,6 +1,6 @@
 """Twin delayed deep deterministic policy gradient.
 
-One gradient step, top to bottom (`learn`):
+One gradient step, top to bottom (`step`):
 
 1. Critics: regress to  r + gamma * min of the target critics  at the target actor's action in the
    next state, plus clipped noise that smooths sharp peaks of the critics; to r alone if the episode
@@ -91,22 +91,17 @@ class TD3(OffPolicy):
         broadcast.policy["exploration"] = torch.tensor(self.config.exploration)
         return broadcast
 
-    def learn(
+    def step(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        config, policy, critics = self.config, self.policy, self.critics
-        features = [policy.prepare(batch.obs) for batch in batches]
-
+        config = self.config
         targets = [self.target(batch, z[0]) for batch, z in zip(batches, noises, strict=True)]
-        critic_loss, q_mean = self.critic_gradient(features, batches, targets)
-        metrics = {"train/critic_loss": critic_loss, "train/q_mean": q_mean}
-        self.critic_optimizer.step(config.learning_rate)
+        metrics = self.regress(batches, targets)
 
-        self.num_updates += 1
         if self.num_updates % config.delay == 0:
-            chosen = [policy.actions(x) for x in features]
-            pairs = zip(features, chosen, strict=True)
-            q_values = [critics.first_q(x, actions) for x, actions in pairs]
+            chosen = [self.policy.actions(batch.obs) for batch in batches]
+            pairs = zip(batches, chosen, strict=True)
+            q_values = [self.critics.first_q(batch.obs, actions) for batch, actions in pairs]
             actor_losses = [-q.mean() for q in q_values]
             if config.behaviour_coef is not None:
                 errors = [
@@ -119,8 +114,7 @@ class TD3(OffPolicy):
                     share * loss + error for loss, error in zip(actor_losses, errors, strict=True)
                 ]
                 metrics["train/behaviour_error"] = torch.stack(errors).detach().mean()
-            metrics["train/actor_loss"] = self.actor_optimizer.mean_gradient(actor_losses)
-            self.actor_optimizer.step(config.learning_rate)
+            metrics["train/actor_loss"] = self.minimise(self.actor_optimizer, actor_losses)
 
         self.update_targets()
         return metrics
@@ -128,7 +122,7 @@ class TD3(OffPolicy):
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor) -> torch.Tensor:
         """The targets [n] of the critics."""
-        config, following = self.config, self.policy.prepare(batch.next_obs)
+        config, following = self.config, batch.next_obs
         limit = config.target_noise_clip
         smoothing = (config.target_noise * noise).clamp(-limit, limit)
         actions = (self.actor_target.module(following).tanh() + smoothing).clamp(-1.0, 1.0)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from etude.core.clock import ClockConfig
 from etude.core.config import Config
-from etude.core.contracts import Array
+from etude.core.contracts import Array, Reflection
 from etude.core.trees import Tree
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.config import TaskConfig
@@ -44,6 +44,10 @@ HIPS = np.array([[0.188, -0.127], [0.188, 0.127], [-0.188, -0.127], [-0.188, 0.1
 """[4, 2] m: positions of the hips front right, front left, rear right and rear left."""
 OFFSETS = np.array([0.0, np.pi, np.pi, 0.0])
 """[4] rad: phase offsets of the legs; diagonal legs move together."""
+
+
+HALF_STRIDE = Reflection((0, 1), (-1.0, -1.0))
+"""Reflection of the gait's phase: in the mirror, the legs move half a stride later."""
 
 
 class Trot(Part):
@@ -261,7 +265,7 @@ class WalkConfig(TaskConfig):
         known: dict[str, Term | Observation] = {
             "action": obs.last_action(),
             "command": obs.command(twist),
-            "phase": gait.phase,
+            "phase": Observation(gait.phase, mirror=HALF_STRIDE),
         }
         observations: dict[str, dict[str, Term | Observation]] = {
             "state": {**measured, **known},
@@ -269,7 +273,7 @@ class WalkConfig(TaskConfig):
                 "velocity": obs.velocity(robot),
                 "height": obs.height(robot),
                 "contact": obs.contact(feet),
-                "feet": lambda _: feet.height * 10.0,
+                "feet": Observation(lambda _: feet.height * 10.0, mirror=lambda _: feet.mirror()),
             },
         }
         if terrain is not None:

@@ -16,16 +16,19 @@ import mujoco
 import numpy as np
 
 from etude.core.contracts import (
+    ACTION,
     Array,
     ArraySpec,
     Described,
     EnvSpec,
     Observations,
+    Reflection,
     StepResult,
 )
 from etude.core.errors import UsageError
 from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
+from etude.envs.mujoco.mirror import joined, scaled
 from etude.envs.mujoco.simulation import (
     Marker,
     Simulation,
@@ -109,7 +112,18 @@ class MujocoEnv:
             outcomes=task.outcomes or ("success", *task.terminations, "no success in time"),
             motions=task.motions,
             notes=notes,
+            mirror=self._reflections(),
         )
+
+    def _reflections(self) -> dict[str, Reflection]:
+        """The reflections of observations and actions that are known; {} if the robot is not
+        symmetric."""
+        try:
+            found = {name: reader.mirror() for name, reader in self._readers.items()}
+            found[ACTION] = self.task.action.mirror()
+        except UsageError:
+            return {}
+        return {name: reflection for name, reflection in found.items() if reflection is not None}
 
     def _with(self, hook: str) -> list[Any]:
         """The method `hook` of the parts that override it."""
@@ -356,8 +370,8 @@ class Reader:
     def __init__(
         self, env: TaskEnv, name: str, terms: Mapping[str, Function | Observation] | Group
     ) -> None:
-        group = Group.of(terms)
-        self._view = env.view
+        group = self._group = Group.of(terms)
+        self._env, self._view = env, env.view
         self._buffers: list[_Buffer] = []
         channels = [
             self._channel(env, f"{name}/{label}", Observation.of(term))
@@ -384,6 +398,16 @@ class Reader:
     def read(self) -> Array:
         """The observation [num_envs, n], a new array."""
         return self._read(self._view)
+
+    def mirror(self) -> Reflection | None:
+        """The observation's reflection left for right; None if that of a term is not known."""
+        parts = []
+        for term in map(Observation.of, self._group.terms.values()):
+            found = term.mirror(self._env) if callable(term.mirror) else term.mirror
+            if found is None:
+                return None
+            parts.append(scaled(found, term.scale, term.history))
+        return scaled(joined(parts), 1.0, self._group.history)
 
     def push(self) -> None:
         """Measure delayed terms after a control step."""

@@ -9,9 +9,10 @@ from typing import Protocol, TypeAlias
 import mujoco
 import numpy as np
 
-from etude.core.contracts import Array
+from etude.core.contracts import Array, Reflection
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
+from etude.envs.mujoco import mirror
 from etude.envs.mujoco.task import Action, Draws, Part, derived
 
 _FREE, _BALL, _HINGE, _SLIDE = (
@@ -142,6 +143,11 @@ class Robot(Part):
     def reset(self, env_ids: Array, draws: Draws) -> None:
         self._qpos[env_ids] = self.home
 
+    def mirror(self) -> Reflection:
+        """The reflection of the joints left for right; raises if they are not symmetric."""
+        model = self.env.simulation.model
+        return mirror.joints(model, self.home, self.body, self.joint_ids)
+
     def describe(self) -> Tree:
         angles = self.default_joints.tolist()
         return {"default_pose": dict(zip(self.joint_names, angles, strict=True))}
@@ -268,6 +274,13 @@ class Feet(Part):
         flight."""
         self.velocity: Array = np.zeros_like(self._last)
         """[num_envs, feet, 3] m/s: mean velocity over the last control step."""
+
+    def mirror(self) -> Reflection:
+        """The reflection of one number per foot; raises if the feet are not symmetric."""
+        model = self.env.simulation.model
+        data = mujoco.MjData(model)
+        mujoco.mj_kinematics(model, data)
+        return mirror.swapped(data.geom_xpos[self.geom_ids], self.names)
 
     @derived
     def position(self) -> Array:
@@ -496,6 +509,9 @@ class JointTargets(Action):
                 "reference": None if source is None else type(source).__name__.lower(),
             }
         }
+
+    def mirror(self) -> Reflection:
+        return self._robot.mirror()
 
     def apply(self, actions: Array) -> None:
         robot = self._robot

@@ -16,9 +16,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import mujoco
 import numpy as np
 
-from etude.core.contracts import ActionSpec, Array, Observations
+from etude.core.contracts import ActionSpec, Array, Observations, Reflection
 from etude.core.errors import UsageError
 from etude.core.keys import GOLDEN, Streams, mix
+from etude.envs.mujoco.mirror import Mirror
 from etude.envs.mujoco.simulation import Camera, Marker, Model, Simulation
 
 Function = Callable[[Any], Array]
@@ -44,6 +45,8 @@ class Observation:
     """Unit of the term before `scale`; default that of its decorator `measured`."""
     about: str = ""
     """Description for exports, for use on a robot; default the first paragraph of its docstring."""
+    mirror: Mirror | None = None
+    """The term's reflection left for right, before `scale`; None if it is not known."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay[0] <= self.delay[1] or self.history < 1:
@@ -272,6 +275,10 @@ class Action(Part):
     @abstractmethod
     def apply(self, actions: Array) -> None:
         """Write the controls for actions [num_envs, n]."""
+
+    def mirror(self) -> Reflection | None:
+        """The reflection of an action left for right; None if it is not known."""
+        return None
 
 
 @dataclass(frozen=True)

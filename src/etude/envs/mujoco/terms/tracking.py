@@ -26,7 +26,9 @@ def anchor_position(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any) ->
         away = motion.ahead(ahead).position[:, at] - own[:, at]
         return rot.rotate(rot.conjugate(motion.quaternion[:, at]), away)
 
-    return as_term(term, "m", "from the anchor to that of the reference, in its frame", pipeline)
+    return as_term(
+        term, "m", "from the anchor to that of the reference, in its frame", None, pipeline
+    )
 
 
 def anchor_orientation(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any) -> Observation:
@@ -37,7 +39,9 @@ def anchor_orientation(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any)
         wanted = motion.ahead(ahead).quaternion[:, at]
         return rot.two_axes(rot.multiply(rot.conjugate(motion.quaternion[:, at]), wanted))
 
-    return as_term(term, "1", "x and z axes of the reference's anchor, in its frame", pipeline)
+    return as_term(
+        term, "1", "x and z axes of the reference's anchor, in its frame", None, pipeline
+    )
 
 
 def joint_errors(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any) -> Observation:
@@ -47,6 +51,7 @@ def joint_errors(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any) -> Ob
         lambda _: motion.joint_errors(ahead),
         "rad or m",
         "the reference less the joint positions",
+        None,
         pipeline,
     )
 
@@ -58,12 +63,12 @@ def joint_velocities(motion: ReferenceMotion, ahead: int = 0, **pipeline: Any) -
         found: Array = motion.ahead(ahead).speed[:, motion.dof_ids]
         return found
 
-    return as_term(term, "rad/s or m/s", "joint velocities of the reference", pipeline)
+    return as_term(term, "rad/s or m/s", "joint velocities of the reference", None, pipeline)
 
 
 def phase(motion: ReferenceMotion, **pipeline: Any) -> Observation:
     """[num_envs, 2]: sine and cosine of the motion's phase."""
-    return as_term(lambda _: motion.phase, "1", "sine and cosine of the phase", pipeline)
+    return as_term(lambda _: motion.phase, "1", "sine and cosine of the phase", None, pipeline)
 
 
 def body_positions(motion: ReferenceMotion, **pipeline: Any) -> Observation:
@@ -74,7 +79,9 @@ def body_positions(motion: ReferenceMotion, **pipeline: Any) -> Observation:
         back = rot.conjugate(motion.quaternion[:, at])[:, None]
         return rot.rotate(back, own - own[:, at, None]).reshape(len(own), -1)
 
-    return as_term(term, "m", "positions of the bodies from the anchor, in its frame", pipeline)
+    return as_term(
+        term, "m", "positions of the bodies from the anchor, in its frame", None, pipeline
+    )
 
 
 def body_orientations(motion: ReferenceMotion, **pipeline: Any) -> Observation:
@@ -85,7 +92,7 @@ def body_orientations(motion: ReferenceMotion, **pipeline: Any) -> Observation:
         back = rot.conjugate(own[:, motion.anchor])[:, None]
         return rot.two_axes(rot.multiply(back, own)).reshape(len(own), -1)
 
-    return as_term(term, "1", "x and z axes of the bodies, in the anchor's frame", pipeline)
+    return as_term(term, "1", "x and z axes of the bodies, in the anchor's frame", None, pipeline)
 
 
 def body_errors(motion: ReferenceMotion, **pipeline: Any) -> Observation:
@@ -96,7 +103,9 @@ def body_errors(motion: ReferenceMotion, **pipeline: Any) -> Observation:
         back = rot.conjugate(motion.quaternion[:, motion.anchor])[:, None]
         return rot.rotate(back, away).reshape(len(away), -1)
 
-    return as_term(term, "m", "from the bodies to the reference, in the anchor's frame", pipeline)
+    return as_term(
+        term, "m", "from the bodies to the reference, in the anchor's frame", None, pipeline
+    )
 
 
 def _near(error: Function, std: float) -> Term:
