@@ -8,8 +8,8 @@ from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.markers import Arrow, Ghost, Target
 from etude.envs.mujoco.randomize import Randomization
-from etude.envs.mujoco.reference import ReferenceMotion, StartNoise
-from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot, SelfContacts
+from etude.envs.mujoco.reference import ReferenceMotion, SelfContacts, StartNoise
+from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, Marker, Simulation, load_spec
 from etude.envs.mujoco.targets import ReachTarget, WalkTarget
 from etude.envs.mujoco.task import (

@@ -16,9 +16,9 @@ from etude.core.metrics import Curve, Metric, Metrics
 from etude.data.motion import files
 from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.playing import ErrorMeter
-from etude.envs.mujoco.randomize import Late, Randomization, SensorNoise
-from etude.envs.mujoco.reference import ReferenceMotion, StartNoise, load_robot
-from etude.envs.mujoco.robot import JointTargets, Robot, SelfContacts
+from etude.envs.mujoco.randomize import Late, Randomization
+from etude.envs.mujoco.reference import ReferenceMotion, SelfContacts, StartNoise, load_robot
+from etude.envs.mujoco.robot import JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera
 from etude.envs.mujoco.task import Observation, Part, Task, Term
 from etude.envs.mujoco.terms import observations as obs
@@ -63,7 +63,7 @@ class TrackStd(Config):
     spins: float = Field(3.14, gt=0, description="Angular velocities of the bodies, rad/s.")
 
 
-class TrackNoise(SensorNoise):
+class TrackNoise(obs.SensorNoise):
     """Half-widths of the uniform noise of the policy's observations."""
 
     anchor_position: float = Field(0.0, ge=0, description="Position of the anchor, m.")

@@ -15,7 +15,7 @@ from etude.core.trees import Tree
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.randomize import Late, Randomization, SensorNoise
+from etude.envs.mujoco.randomize import Late, Randomization
 from etude.envs.mujoco.robot import LEVEL, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, load_spec
 from etude.envs.mujoco.task import Observation, Part, Task, Term, measured
@@ -142,7 +142,7 @@ class WalkReward(Config):
     fall: float = Field(-5.0, description="A fall, once.")
 
 
-class WalkNoise(SensorNoise):
+class WalkNoise(obs.SensorNoise):
     """Half-widths of the uniform noise of the policy's observations."""
 
 

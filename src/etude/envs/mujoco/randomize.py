@@ -160,16 +160,6 @@ class Push(Part):
             self._wait(due, draws)
 
 
-class SensorNoise(Config):
-    """Half-widths of the uniform noise of a robot's sensors."""
-
-    gyro: float = Field(0.0, ge=0, description="Angular velocity, rad/s.")
-    gravity: float = Field(0.0, ge=0, description="Direction of gravity.")
-    joint_position: float = Field(0.0, ge=0, description="Joint positions, rad.")
-    joint_velocity: float = Field(0.0, ge=0, description="Joint velocities, rad/s.")
-    velocity: float = Field(0.0, ge=0, description="Velocity of the base, m/s.")
-
-
 class Randomization(Config):
     """Domain randomisation; a relative change of 0.3 draws factors from 0.7 to 1.3."""
 

@@ -316,35 +316,6 @@ class Feet(Part):
         self.contact[:] = self._found[:, self._sensors] > 0
 
 
-class SelfContacts(Part):
-    """The contacts of a robot's bodies with each other.
-
-    `most`: largest number that is counted.
-    """
-
-    def __init__(self, robot: Robot, most: int = 8) -> None:
-        self._robot, self._most = robot, most
-
-    def edit(self, spec: mujoco.MjSpec) -> None:
-        base = self._robot._base or next(j.parent.name for j in spec.joints if j.type == _FREE)
-        sensor = spec.add_sensor(name="self_contacts", type=mujoco.mjtSensor.mjSENS_CONTACT)
-        sensor.objtype = sensor.reftype = mujoco.mjtObj.mjOBJ_XBODY  # with all bodies below it
-        sensor.objname = sensor.refname = base
-        sensor.intprm[:3] = (1, 0, self._most)  # field "found", unreduced
-
-    def bind(self) -> None:
-        model = self.env.simulation.model
-        sensor = model.sensor("self_contacts")
-        self._found = self.env.simulation.bind("sensordata")
-        self._at = slice(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
-
-    @derived
-    def count(self) -> Array:
-        """[num_envs]: number of contacts in the last substep."""
-        found: Array = (self._found[:, self._at] > 0).sum(axis=1)
-        return found
-
-
 class Controls(Action):
     """Actions in [-1, 1], scaled to each actuator's control range ([-1, 1] without a range)."""
 

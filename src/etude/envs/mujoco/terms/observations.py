@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
+from etude.core.config import Config
 from etude.core.contracts import Array, Reflection
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv
@@ -17,12 +19,21 @@ from etude.envs.mujoco.mirror import (
     swapped,
     unchanged,
 )
-from etude.envs.mujoco.randomize import SensorNoise
 from etude.envs.mujoco.robot import Feet, Robot
 from etude.envs.mujoco.task import Function, Observation
 from etude.envs.mujoco.terrain import Terrain
 
 HEADING = Reflection((0, 1), (1.0, -1.0))
+
+
+class SensorNoise(Config):
+    """Half-widths of the uniform noise of a robot's sensors."""
+
+    gyro: float = Field(0.0, ge=0, description="Angular velocity, rad/s.")
+    gravity: float = Field(0.0, ge=0, description="Direction of gravity.")
+    joint_position: float = Field(0.0, ge=0, description="Joint positions, rad.")
+    joint_velocity: float = Field(0.0, ge=0, description="Joint velocities, rad/s.")
+    velocity: float = Field(0.0, ge=0, description="Velocity of the base, m/s.")
 
 
 def joint_positions(robot: Robot, **pipeline: Any) -> Observation:

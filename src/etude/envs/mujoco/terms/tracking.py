@@ -12,8 +12,8 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.data.motion import rotations as rot
-from etude.envs.mujoco.reference import ReferenceMotion
-from etude.envs.mujoco.robot import Robot, SelfContacts
+from etude.envs.mujoco.reference import ReferenceMotion, SelfContacts
+from etude.envs.mujoco.robot import Robot
 from etude.envs.mujoco.task import Function, Observation, Term
 from etude.envs.mujoco.terms.observations import as_term
 
