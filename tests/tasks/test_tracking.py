@@ -368,7 +368,7 @@ def test_a_made_motion_is_learned(tmp_path: Path) -> None:
         policy={"hidden": (64, 64)},
         collector={"num_envs": 128, "envs_per_group": 64, "threads": 2},
         algorithm={"minibatch_size": 768, "learning_rate": 1e-3},
-        clock={"total_timesteps": 150_000, "cycles": 1, "iterations": 49},
+        clock={"total_timesteps": 150_000, "cycles": 7, "iterations": 7},
         evaluation={"episodes": 4, "num_envs": 4, "envs_per_group": 4, "final_episodes": 4},
     )
     rows = train(recipe, tmp_path / "run").rows()
