@@ -153,6 +153,7 @@ TASKS = [
     Entry("imitate-backflip", "imitation.md", BACKFLIP, note=FREE_PHYSICS),
     Entry("imitate-all", "imitation.md", CLIPS, film="imitate-backflip", variants=("amp-clips",)),
     Entry("amp-walk", "rewards.md", AMP_WALK, note=FREE_PHYSICS),
+    Entry("track-g1", "tracking.md"),
     *(Entry(name, "robots.md", running(name)) for name in BESIDE_SB3),
     *(Entry(name, "your-own.md", returning(name)) for name in ALONE),
     Entry("spread", "segments.md", SPREAD),

@@ -8,6 +8,7 @@ from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.markers import Arrow, Ghost, Target
 from etude.envs.mujoco.randomize import Randomization
+from etude.envs.mujoco.reference import ReferenceMotion, SelfContacts, StartNoise
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, Marker, Simulation, load_spec
 from etude.envs.mujoco.targets import ReachTarget, WalkTarget
@@ -22,7 +23,7 @@ from etude.envs.mujoco.task import (
     derived,
     measured,
 )
-from etude.envs.mujoco.terms import observations, resets, rewards, terminations
+from etude.envs.mujoco.terms import observations, resets, rewards, terminations, tracking
 from etude.envs.mujoco.terrain import Terrain
 
 __all__ = [
@@ -41,9 +42,12 @@ __all__ = [
     "Part",
     "Randomization",
     "ReachTarget",
+    "ReferenceMotion",
     "Reflection",
     "Robot",
+    "SelfContacts",
     "Simulation",
+    "StartNoise",
     "Target",
     "Task",
     "TaskConfig",
@@ -58,4 +62,5 @@ __all__ = [
     "resets",
     "rewards",
     "terminations",
+    "tracking",
 ]

@@ -30,6 +30,7 @@ from etude.planning.resolve import resolve
 from etude.rl.rewards.amp import AMP
 from etude.runs.folder import RunFolder
 from gates.lib.full import ALONE, BESIDE_SB3
+from made_motions import go1_recipe
 from toys import changed, tiny_bc, tiny_offline, tiny_reach, tiny_reward_only, toy_dataset
 
 WALK: dict[str, dict[str, Any]] = {
@@ -253,6 +254,15 @@ def shrunk(name: str, folder: Path) -> Recipe:
         steps = {"rollout_steps": 8, "horizon": 8, "minibatch_size": 32, "update_epochs": 2}
         steps["teacher"] = str(train(rough, folder / "teacher").path)
         return changed(recipe, policy={"hidden": (16,), "units": 16}, algorithm=steps, **taught)
+    if name in ("track", "track-g1"):
+        return changed(
+            go1_recipe(name, folder),
+            policy={"hidden": (16,)},
+            collector={"num_envs": 16, "envs_per_group": 8, "threads": 1},
+            algorithm={"rollout_steps": 8, "minibatch_size": 64, "update_epochs": 2},
+            clock={"total_timesteps": 512, "cycles": 2, "iterations": 1},
+            evaluation={"episodes": 2, "num_envs": 2, "envs_per_group": 2, "final_episodes": 2},
+        )
     if name not in SHRUNK:
         pytest.fail(f"add a short form of the recipe '{name}' to SHRUNK")
     return changed(recipe, **SHRUNK[name])

@@ -14,6 +14,7 @@ import os
 import random
 import resource
 import sys
+import zipfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,8 @@ from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.limited import FrameWriter
 from etude.data.formats import opening
-from etude.data.motion import clips
+from etude.data.motion import clips, motions
+from etude.data.motion import files as motion_files
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.geometry import StoreGeometry
 from etude.evaluate.acting import LoadedPolicy
@@ -211,13 +213,43 @@ def clip_reader(scratch: Path) -> Reader:
     def read(data: bytes) -> str | None:
         path.write_bytes(data)
         try:
-            clip = clips.close(clips.read(path))
+            clip = motions.close(clips.read(path))
         except EtudeError as error:
             return _sentence(error)
-        clips.sample(clip, np.linspace(0.0, clip.seconds, 5))
+        motions.sample(clip, np.linspace(0.0, clip.seconds, 5))
         return None
 
     return Reader(read, seeds, 4096)
+
+
+def motion_reader(scratch: Path) -> Reader:
+    """A motion: the arrays of an .npz, each with the checksum made right, or a .csv."""
+    times = np.arange(3) / 50
+    poses = np.tile([0.0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0.2], (3, 1))
+    motion = motions.Motion("made", times, poses, True, {"ball": 4, "hinge": 1})
+    for suffix in (".npz", ".csv"):
+        motion_files.write(motion, scratch / f"seed{suffix}")
+    with zipfile.ZipFile(scratch / "seed.npz") as archive:
+        names = archive.namelist()
+        arrays = CUT.join(archive.read(name) for name in names)
+
+    def read(data: bytes) -> str | None:
+        path = scratch / "motion.csv"
+        if CUT in data:
+            path = scratch / "motion.npz"
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, content in zip(names, _pieces(data, len(names)), strict=True):
+                    archive.writestr(name, content)
+        else:
+            path.write_bytes(data)
+        try:
+            found = motions.close(motion_files.read(path))
+        except EtudeError as error:
+            return _sentence(error)
+        motions.sample(found, np.linspace(0.0, found.seconds, 5))
+        return None
+
+    return Reader(read, [arrays, (scratch / "seed.csv").read_bytes()], 8192)
 
 
 # Datasets.
@@ -341,6 +373,7 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "dataset": dataset_reader,
     "hdf5": hdf5_reader,
     "clip": clip_reader,
+    "motion": motion_reader,
 }
 
 

@@ -22,7 +22,7 @@ def test_valid_inputs_are_taken(name: str, tmp_path: Path) -> None:
         assert reader.read(data) is None
 
 
-@pytest.mark.parametrize("name", [name for name in READERS if name != "hdf5"])
+@pytest.mark.parametrize("name", [name for name in READERS if name not in ("hdf5", "motion")])
 def test_changed_inputs_end_in_a_sentence(name: str, tmp_path: Path) -> None:
     reader = READERS[name](tmp_path)
     refused = 0

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from etude.core.keys import Key
+from etude.envs.mujoco.playing import ErrorMeter
 from etude.tasks.imitation.recipes import amp_walk, imitate_walk
-from etude.tasks.imitation.task import ErrorMeter, ImitationConfig
+from etude.tasks.imitation.task import ImitationConfig
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ _etude() {
         case $verb in
             plan | train | slurm | kubernetes) words=$(etude list --names) ;;
             data) words="DATA" ;;
-            motion) words="list show" ;;
+            motion) words="list show check import" ;;
             demo) words="reach pick-place walk-go1" ;;
             completion) words="bash zsh" ;;
         esac

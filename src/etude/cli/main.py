@@ -42,7 +42,7 @@ etude trains robot skills.
   etude new-task ROBOT.xml                    write a task for a robot, as a file to edit
   etude check  TASK                           test whether an environment keeps the contract
   etude data   inspect|import|record|...      datasets of demonstrations; `etude data` lists all
-  etude motion list|show CLIP                 motion clips that a humanoid can imitate
+  etude motion list|show|check|import         motions that a robot can track
   etude fsck   RUN                            check every file of a run, and what can be recovered
   etude doctor                                examine this machine: versions, speed, disk, rendering
   etude completion bash|zsh                   print a script that completes commands in a shell

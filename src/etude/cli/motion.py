@@ -1,7 +1,8 @@
-"""`etude motion`: motion clips that a humanoid can imitate, as a table and as pictures."""
+"""`etude motion`: motions that robots can track, as tables, pictures and files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,44 @@ from etude.cli.options import Positional, Reporting, parse
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.data.motion import clips
+from etude.data.motion import clips, files, library
+from etude.data.motion.motions import Motion, frame_rate
+from etude.data.motion.skeleton import JOINTS
 
 USAGE = """\
-etude motion shows motion clips that a humanoid can imitate.
+etude motion shows, converts and checks motions that a robot can track.
 
-  etude motion list                            list clips: length, loop, depth in the floor, speed
-  etude motion show CLIP [--mp4] [--out FILE]  draw a strip of pictures or a film
+  etude motion list [FILE ...]                   list motions: length, loop, joints, speed
+  etude motion show CLIP [--mp4] [--out FILE]    draw a strip of pictures or a film
+  etude motion check FILE ... --robot ROBOT.xml  find what the robot's body could not do
+  etude motion import FILE --out FILE.npz        convert a .npz, .csv or DeepMimic's .txt
 
-Clips come with `pip install 'etude[mocap]'`, or from --folder FOLDER with DeepMimic's text files.
+Without FILE the clips of DeepMimic are listed, which come with `pip install 'etude[mocap]'`, or
+from --folder FOLDER. FILE may be a folder, or PACKAGE/PATH in an installed package.
 """
+_FOLDER = "Folder of clips (default: those of pybullet), or of extracted packages."
+_ROBOT = "MJCF file of the robot, PACKAGE/PATH of one, or a name in MuJoCo Menagerie; default for "
+_ROBOT += "DeepMimic's clips: our humanoid."
 
 
 class ListCommand(Reporting):
-    """List all clips with their length, loop, depth in the floor and speed."""
+    """List motions with their length, loop and speed; of DeepMimic's clips the depth in the floor
+    too."""
 
-    folder: str | None = Field(None, description="Folder of clips; default: those of pybullet.")
+    files: Positional[tuple[str, ...]] = Field(
+        (), description="Files or folders of motions; default DeepMimic's clips."
+    )
+    folder: str | None = Field(None, description=_FOLDER)
 
 
 class ShowCommand(Config):
-    """Draw a clip as it is imitated: closed if it loops, lifted out of the floor."""
+    """Draw a motion as it is tracked: closed if it loops, lifted out of the floor."""
 
-    clip: Positional[str] = Field(description="Name of a clip, from `etude motion list`.")
-    folder: str | None = Field(None, description="Folder of clips; default: those of pybullet.")
+    clip: Positional[str] = Field(
+        description="A file, or the name of a clip from `etude motion list`."
+    )
+    folder: str | None = Field(None, description=_FOLDER)
+    robot: str = Field("", description=_ROBOT)
     out: str | None = Field(None, description="The file to write; default CLIP.png or CLIP.mp4.")
     mp4: bool = Field(False, description="Make a film instead of a strip of pictures.")
     seconds: float | None = Field(
@@ -45,51 +61,163 @@ class ShowCommand(Config):
     )
 
 
+class CheckCommand(Reporting):
+    """Find what a robot's body could not do: self-penetration, joints beyond their ranges, fast
+    joints, shapes below the ground. The exit code is 1 if anything is beyond its bound."""
+
+    files: Positional[tuple[str, ...]] = Field(
+        (), description="Files or folders of motions; default DeepMimic's clips."
+    )
+    folder: str | None = Field(None, description=_FOLDER)
+    robot: str = Field("", description=_ROBOT)
+    penetration: float = Field(0.02, ge=0, description="Bound of the depth of penetration, m.")
+    limit: float = Field(0.01, ge=0, description="Bound of the distance beyond a range, rad or m.")
+    speed: float = Field(20.0, ge=0, description="Bound of the speed of joints, rad/s or m/s.")
+    below: float = Field(0.03, ge=0, description="Bound of the depth below the ground, m.")
+
+
+class ImportCommand(Config):
+    """Convert a motion to .npz or .csv."""
+
+    file: Positional[str] = Field(description="The motion, .npz, .csv, .txt or .json.")
+    folder: str | None = Field(None, description="Folder of extracted packages.")
+    out: str = Field(description="The file to write, .npz or .csv.")
+    loops: bool | None = Field(
+        None, description="Whether the motion continues from its start; default as in the file."
+    )
+
+
 def run(arguments: list[str]) -> int:
     """Run `etude motion VERB ...`; the exit code."""
     return run_verb("etude motion", USAGE, VERBS, arguments)
 
 
-def facts(clip: clips.Clip) -> dict[str, Any]:
-    """The row of a clip in the table."""
+def facts(motion: Motion) -> dict[str, Any]:
+    """The row of a motion in the table."""
     return {
-        "clip": clip.name,
-        "frames": len(clip.times),
-        "seconds": round(clip.seconds, 3),
-        "loops": clip.loops,
-        "lowest": round(clip.lowest, 3),
-        "speed": round(float(np.linalg.norm(clip.travel)) / clip.seconds, 2),
+        "clip": motion.name,
+        "frames": len(motion.times),
+        "seconds": round(motion.seconds, 3),
+        "loops": motion.loops,
+        "speed": round(float(np.linalg.norm(motion.travel)) / motion.seconds, 2),
     }
+
+
+def _of_clip(clip: Motion) -> dict[str, Any]:
+    """The row of a clip of our humanoid."""
+    lowest = float(library.HUMANOID.lowest(clip.poses).min())
+    return {**facts(clip), "lowest": round(lowest, 3)}
 
 
 def _list(arguments: list[str]) -> None:
     command = parse("motion list", ListCommand, arguments)
-    rows = [facts(clip) for clip in clips.load(("all",), command.folder, "--folder")]
+    if command.files:
+        found = files.load(command.files, command.folder, "--folder")
+        rows = [{**facts(m), "fps": frame_rate(m), "joints": list(m.joints)} for m in found]
+        titles = {"frames": "", "seconds": ".2f", "fps": ".0f", "loops": "", "speed": ".2f"}
+    else:
+        rows = [_of_clip(c) for c in clips.load(("all",), command.folder, "--folder")]
+        titles = {"frames": "", "seconds": ".2f", "loops": "", "lowest": ".3f", "speed": ".2f"}
+    units = {"lowest": "lowest m", "speed": "speed m/s"}
     width = max(len(row["clip"]) for row in rows) + 2
-    text = f"  {'clip':<{width}}frames  seconds  loops  lowest m  speed m/s\n"
+    head = "".join(f"{units.get(title, title):>11}" for title in titles)
+    text = f"  {'clip':<{width}}{head}\n"
     for row in rows:
-        loops = "yes" if row["loops"] else "no"
-        text += (
-            f"  {row['clip']:<{width}}{row['frames']:>6}{row['seconds']:>9.2f}{loops:>7}"
-            f"{row['lowest']:>10.3f}{row['speed']:>11.2f}\n"
-        )
+        cells = {**row, "loops": "yes" if row["loops"] else "no"}
+        line = "".join(f"{format(cells[title], form):>11}" for title, form in titles.items())
+        text += f"  {row['clip']:<{width}}{line}\n"
     command.show(rows, text)
+
+
+def _named(name: str, folder: str | None) -> Motion:
+    """The motion of a file, or the clip of a name."""
+    if Path(name).suffix in files.SUFFIXES:
+        (motion,) = files.load((name,), folder, "--folder")
+        return motion
+    if name == "all":
+        raise UsageError("One clip is shown at a time: name one of `etude motion list`.")
+    (clip,) = clips.load((name,), folder, "--folder")
+    return clip
+
+
+def _robot(name: str, folder: str | None, motions: Sequence[Motion]) -> Any:
+    """The robot of a name; None, for our humanoid, without one."""
+    from etude.envs.mujoco.reference import load_robot
+
+    if name:
+        return load_robot(name, folder, "--folder")
+    for motion in motions:
+        if not motion.joints.keys() <= JOINTS.keys():
+            raise UsageError(
+                f"{motion.name} is not a motion of our humanoid: name its robot, --robot ROBOT.xml."
+            )
+    return None
 
 
 def _show(arguments: list[str]) -> None:
     command = parse("motion show", ShowCommand, arguments)
-    if command.clip == "all":
-        raise UsageError("One clip is shown at a time: name one of `etude motion list`.")
-    (clip,) = clips.load((command.clip,), command.folder, "--folder")
+    motion = _named(command.clip, command.folder)
     # Only this command loads OpenGL.
     from etude.evaluate import film
 
-    path = Path(command.out or f"{clip.name}.{'mp4' if command.mp4 else 'png'}")
+    robot = _robot(command.robot, command.folder, (motion,))
+    path = Path(command.out or f"{motion.name}.{'mp4' if command.mp4 else 'png'}")
     if command.mp4:
-        film.clip_film(clip, command.seconds or (5.0 if clip.loops else clip.seconds), path)
+        seconds = command.seconds or (5.0 if motion.loops else motion.seconds)
+        film.motion_film(motion, seconds, robot, path)
     else:
-        film.clip_strip(clip, command.seconds or clip.seconds).save(path, optimize=True)
-    print(f"{clip.name} is in {path}")
+        strip = film.motion_strip(motion, command.seconds or motion.seconds, robot)
+        strip.save(path, optimize=True)
+    print(f"{motion.name} is in {path}")
 
 
-VERBS: Verbs = {"list": _list, "show": _show}
+def _check(arguments: list[str]) -> int:
+    command = parse("motion check", CheckCommand, arguments)
+    from etude.envs.mujoco.motion_check import check_motion
+    from etude.envs.robots.humanoid import humanoid_spec
+
+    folder = command.folder
+    if command.files:
+        motions = files.load(command.files, folder, "--folder")
+    else:
+        motions = clips.load(("all",), folder, "--folder")
+    model = (_robot(command.robot, folder, motions) or humanoid_spec()).compile()
+    rows: list[dict[str, Any]] = []
+    text = ""
+    bad = 0
+    units = {"penetration": "m deep", "limit": "beyond its range", "speed": "per s", "below": "m"}
+    for motion in motions:
+        found = check_motion(model, motion, model.qpos0)
+        beyond = [kind for kind, worst in found.items() if worst.size > getattr(command, kind)]
+        bad += bool(beyond)
+        rows.append(
+            {
+                "motion": motion.name,
+                "beyond": beyond,
+                **{kind: vars(worst) for kind, worst in found.items()},
+            }
+        )
+        text += f"{motion.name}: {'beyond ' + ', '.join(beyond) if beyond else 'nothing beyond'}\n"
+        for kind, worst in found.items():
+            if worst.size:
+                mark = "!" if kind in beyond else " "
+                text += f"  {mark} {kind:<12}{worst.size:8.3f} {units[kind]}, {worst.where}, "
+                text += f"at {worst.second:.2f} s\n"
+    command.show(rows, text)
+    return int(bad > 0)
+
+
+def _import(arguments: list[str]) -> None:
+    from dataclasses import replace
+
+    command = parse("motion import", ImportCommand, arguments)
+    (motion,) = files.load((command.file,), command.folder, "--folder")
+    if command.loops is not None:
+        motion = replace(motion, loops=command.loops)
+    path = Path(command.out)
+    files.write(motion, path)
+    row = facts(motion)
+    print(f"{path}: {row['frames']} frames, {row['seconds']:.2f} s, {len(motion.joints)} joints")
+
+
+VERBS: Verbs = {"list": _list, "show": _show, "check": _check, "import": _import}

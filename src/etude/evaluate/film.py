@@ -24,10 +24,11 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.output import waiting
 from etude.data.motion import library
-from etude.data.motion.clips import Clip
+from etude.data.motion.motions import Motion, frame_rate
 from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import dressed
-from etude.envs.mujoco.simulation import Line
+from etude.envs.mujoco.reference import ModelKinematics
+from etude.envs.mujoco.simulation import Camera, Line
 from etude.envs.robots.humanoid import CAMERA, CONTROL_RATE, humanoid_spec
 from etude.evaluate.footage import (
     Footage,
@@ -442,35 +443,44 @@ class Pen:
         self._draw.rounded_rectangle((left, top, left + wide, top + tall), corner, color)
 
 
-def clip_strip(clip: Clip, seconds: float) -> Image.Image:
-    """Pictures of a clip side by side, evenly spaced in time, under its name."""
-    shown = _clip_footage(clip, seconds)
+def motion_strip(motion: Motion, seconds: float, robot: mujoco.MjSpec | None) -> Image.Image:
+    """Pictures of a motion side by side, evenly spaced in time, under its name.
+
+    robot: default our humanoid, for DeepMimic's clips.
+    """
+    shown, rate = _motion_footage(motion, seconds, robot)
     steps, pictures = Footage.strip(shown)
-    return _sheet(pictures, [f"{step / CONTROL_RATE:.2f} s" for step in steps], _clip_title(clip))
+    return _sheet(pictures, [f"{step / rate:.2f} s" for step in steps], _motion_title(motion))
 
 
-def clip_film(clip: Clip, seconds: float, path: Path) -> None:
-    """Write an mp4 of a clip in real time."""
-    scene = Scene(_clip_footage(clip, seconds), _clip_title(clip))
-    writer = _writer(path, CONTROL_RATE, SIZE)
-    for picture in _frames(scene, SIZE):
+def motion_film(motion: Motion, seconds: float, robot: mujoco.MjSpec | None, path: Path) -> None:
+    """Write an mp4 of a motion in real time."""
+    shown, rate = _motion_footage(motion, seconds, robot)
+    writer = _writer(path, rate, SIZE)
+    for picture in _frames(Scene(shown, _motion_title(motion)), SIZE):
         writer.send(np.asarray(picture))
     writer.close()
 
 
-def _clip_title(clip: Clip) -> str:
-    return f"{clip.name}: {clip.seconds:.2f} s, {'loops' if clip.loops else 'plays once'}"
+def _motion_title(motion: Motion) -> str:
+    return f"{motion.name}: {motion.seconds:.2f} s, {'loops' if motion.loops else 'plays once'}"
 
 
-def _clip_footage(clip: Clip, seconds: float) -> Simulated:
-    """The clip at the control rate."""
-    model = dressed(humanoid_spec())
-    count = max(2, round(seconds * CONTROL_RATE) + 1)
-    poses = library.build((clip,), CONTROL_RATE, count).frames.pose[:count]
+def _motion_footage(
+    motion: Motion, seconds: float, robot: mujoco.MjSpec | None
+) -> tuple[Simulated, int]:
+    """The motion as it is tracked, and its frames per second."""
+    model = dressed(humanoid_spec() if robot is None else robot)
+    rate = CONTROL_RATE if robot is None else round(min(frame_rate(motion), 60.0))
+    count = max(2, round(seconds * rate) + 1)
+    kinematics = ModelKinematics(model)
+    fitted = kinematics.fit(motion, model.qpos0)
+    poses = library.build((fitted,), rate, count, kinematics).frames.pose[:count]
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     data, states = mujoco.MjData(model), np.empty((len(poses), mujoco.mj_stateSize(model, kind)))
     for pose, state in zip(poses, states, strict=True):
         data.qpos[:] = pose
         mujoco.mj_getState(model, data, state, kind)
     recording = Recording(list(states), list(states), [()] * len(states))
-    return Simulated(model, CAMERA, recording, 1, 1.0 / CONTROL_RATE)
+    base = Camera(follow=model.body(int(model.jnt_bodyid[0])).name, azimuth=120.0, elevation=-12.0)
+    return Simulated(model, CAMERA if robot is None else base, recording, 1, 1.0 / rate), rate

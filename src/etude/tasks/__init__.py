@@ -5,12 +5,14 @@ ENVS = {
     "pick-place": "etude.tasks.pick_place.task:PickPlaceConfig",
     "imitation": "etude.tasks.imitation.task:ImitationConfig",
     "walk-go1": "etude.tasks.velocity:WalkConfig",
+    "track": "etude.tasks.tracking:TrackConfig",
 }
 GROUPS = {
     "etude.tasks.reach": "Reaching a point",
     "etude.tasks.pick_place.recipes": "Pick and place",
     "etude.tasks.velocity": "Walking",
     "etude.tasks.imitation.recipes": "Imitating motion",
+    "etude.tasks.tracking": "Tracking motion with a robot of your own",
     "etude.tasks.gym_recipes": "Gymnasium, PettingZoo and tasks in numpy",
     "etude.tasks.dataset_recipes": "Learning from a dataset",
 }
@@ -36,6 +38,8 @@ RECIPES = {
     "imitate-all": "etude.tasks.imitation.recipes:imitate_all",
     "amp-walk": "etude.tasks.imitation.recipes:amp_walk",
     "amp-clips": "etude.tasks.imitation.recipes:amp_clips",
+    "track": "etude.tasks.tracking:track",
+    "track-g1": "etude.tasks.tracking:track_g1",
     "ppo": "etude.tasks.gym_recipes:ppo",
     "spread": "etude.tasks.gym_recipes:spread",
     "seek-pictures": "etude.tasks.gym_recipes:seek_pictures",

@@ -142,14 +142,8 @@ class WalkReward(Config):
     fall: float = Field(-5.0, description="A fall, once.")
 
 
-class WalkNoise(Config):
+class WalkNoise(obs.SensorNoise):
     """Half-widths of the uniform noise of the policy's observations."""
-
-    gyro: float = Field(0.0, ge=0, description="Angular velocity, rad/s.")
-    gravity: float = Field(0.0, ge=0, description="Direction of gravity.")
-    joint_position: float = Field(0.0, ge=0, description="Joint positions, rad.")
-    joint_velocity: float = Field(0.0, ge=0, description="Joint velocities, rad/s.")
-    velocity: float = Field(0.0, ge=0, description="Velocity of the trunk, m/s.")
 
 
 class WalkConfig(TaskConfig):
@@ -267,17 +261,7 @@ class WalkConfig(TaskConfig):
     ) -> dict[str, dict[str, Term | Observation]]:
         """Sensors and commands in "state", more for the value function in "critic", and the
         "scan"."""
-        noise, late = self.noise, self.observation_delay
-        measured: dict[str, Term | Observation] = {
-            "gyro": obs.angular_velocity(robot, noise=noise.gyro, scale=0.25, delay=late),
-            "gravity": obs.gravity(robot, noise=noise.gravity, delay=late),
-            "joints": obs.joint_positions(robot, noise=noise.joint_position, delay=late),
-            "speeds": obs.joint_velocities(
-                robot, noise=noise.joint_velocity, scale=0.05, delay=late
-            ),
-        }
-        if self.observe_velocity:
-            measured["velocity"] = obs.velocity(robot, noise=noise.velocity, delay=late)
+        measured = obs.sensors(robot, self.noise, self.observation_delay, self.observe_velocity)
         known: dict[str, Term | Observation] = {
             "action": obs.last_action(),
             "command": obs.command(twist),

@@ -5,10 +5,10 @@ import pytest
 from recorded import needs_clips
 
 from etude.core.contracts import Array
-from etude.data.motion import clips, library
+from etude.data.motion import clips, library, motions
 from etude.data.motion import rotations as rot
-from etude.data.motion.clips import Clip
-from etude.data.motion.skeleton import NUM_POSE, forward, lowest
+from etude.data.motion.motions import Motion
+from etude.data.motion.skeleton import JOINTS, NUM_POSE, forward, lowest
 
 RATE = 30.0
 
@@ -60,17 +60,17 @@ def test_dips_are_lifted_smoothly_and_the_rest_stays() -> None:
     np.testing.assert_array_equal(lifted[39:], poses[39:])
 
 
-def turning_clip() -> Clip:
+def turning_clip() -> Motion:
     """A quarter of a circle of 2 m, walked once and to be continued."""
     poses, angle = still(31), np.linspace(0, np.pi / 2, 31)
     poses[:, 0], poses[:, 1] = 2 * np.sin(angle), 2 - 2 * np.cos(angle)
     poses[:, 3:7] = rot.about_z(angle)
-    return Clip("curve", np.arange(31) / RATE, poses, loops=True)
+    return Motion("curve", np.arange(31) / RATE, poses, True, JOINTS)
 
 
 def test_a_cycle_that_turns_goes_round_in_a_circle() -> None:
-    clip = clips.close(turning_clip())
-    poses = clips.resample(clip, RATE, 0, 121)
+    clip = motions.close(turning_clip())
+    poses = motions.resample(clip, RATE, 0, 121)
     angle = np.linspace(0, 2 * np.pi, 121)
     np.testing.assert_allclose(poses[:, 0], 2 * np.sin(angle), atol=1e-9)
     np.testing.assert_allclose(poses[:, 1], 2 - 2 * np.cos(angle), atol=1e-9)

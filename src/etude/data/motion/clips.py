@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,15 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.data.motion import rotations as rot
+from etude.data.motion.motions import Motion
 from etude.data.motion.skeleton import (
     BALL_COLUMNS,
     BALLS,
     HINGE_COLUMNS,
     HINGES,
+    JOINTS,
     NAMES,
     NUM_POSE,
-    forward,
-    lowest,
 )
 
 PREFIX = "humanoid3d_"
@@ -51,45 +50,6 @@ _FAR, _LONG = 1e3, 10.0
 """m and s; larger numbers are damage."""
 _UNIT_ERROR = 0.5
 """Largest difference of a quaternion's length from 1; published clips have up to 0.42."""
-_MAX_SHIFT = 0.05
-"""m: largest shift of a root's path that closes its velocity."""
-_TURNING = np.pi / 4
-"""rad: a cycle whose end is turned by more continues to turn; by less, it is straight."""
-
-
-@dataclass(frozen=True)
-class Clip:
-    """One motion as it was recorded."""
-
-    name: str
-    times: Array
-    """[frames] s, from 0."""
-    poses: Array
-    """[frames, 43]."""
-    loops: bool
-    """Whether it continues from its start after its end."""
-
-    @property
-    def seconds(self) -> float:
-        return float(self.times[-1])
-
-    @property
-    def lowest(self) -> float:
-        """m: lowest height of any part of the figure; below 0 it is in the floor."""
-        return float(lowest(*forward(self.poses)).min())
-
-    @property
-    def travel(self) -> Array:
-        """[2] m: displacement from start to end."""
-        travelled: Array = self.poses[-1, :2] - self.poses[0, :2]
-        return travelled
-
-    @property
-    def turn(self) -> float:
-        """rad: rotation of the next cycle, 0 for most."""
-        start, end = rot.heading(self.poses[[0, -1], 3:7])
-        turned = float((end - start + np.pi) % (2 * np.pi) - np.pi)
-        return turned if self.loops and abs(turned) > _TURNING else 0.0
 
 
 def find(folder: str | None = None, option: str = "--env.folder") -> dict[str, Path]:
@@ -120,7 +80,7 @@ def find(folder: str | None = None, option: str = "--env.folder") -> dict[str, P
 
 def load(
     names: tuple[str, ...], folder: str | None = None, option: str = "--env.folder"
-) -> tuple[Clip, ...]:
+) -> tuple[Motion, ...]:
     """Load the named clips in this order, or all for ("all",); other arguments as for `find`."""
     known = find(folder, option)
     wanted = tuple(known) if names == ("all",) else names
@@ -130,7 +90,7 @@ def load(
     return tuple(read(known[name]) for name in wanted)
 
 
-def read(path: Path) -> Clip:
+def read(path: Path) -> Motion:
     """Read a clip from its file; a damaged one is refused with its fault."""
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -145,7 +105,8 @@ def read(path: Path) -> Clip:
         )
     frames = _frames(path, data.get("Frames"))
     times = np.concatenate([[0.0], np.cumsum(frames[:-1, 0])])
-    return Clip(path.stem.removeprefix(PREFIX), times, _convert(frames), loop == "wrap")
+    poses = _convert(frames)
+    return Motion(path.stem.removeprefix(PREFIX), times, poses, loop == "wrap", JOINTS)
 
 
 def _frames(path: Path, rows: Any) -> Array:
@@ -202,91 +163,3 @@ def _convert(frames: Array) -> Array:
     for body, column in zip(HINGES, HINGE_COLUMNS, strict=True):
         poses[:, column] = frames[:, _COLUMNS[NAMES[body]]]
     return poses
-
-
-def close(clip: Clip) -> Clip:
-    """A looping clip whose end equals its start.
-
-    Recorded cycles do not close: a walk's shoulder is 28 degrees off. Each gap is distributed
-    linearly over the clip, half of it from either end, so that no joint's speed changes by more
-    than its gap divided by the length of the clip. The velocity of the root does not close either:
-    a walk sways to the left at its end and to the right at its start, and a figure that starts
-    there with the mean of both, which is zero, falls over.
-    """
-    if not clip.loops:
-        return clip
-    poses, share = clip.poses.copy(), 0.5 - clip.times / clip.seconds
-    for columns in ([3, 4, 5, 6], *BALL_COLUMNS.tolist()):
-        first, last = poses[0, columns], poses[-1, columns]
-        if columns[0] == 3:
-            last = rot.multiply(rot.about_z(np.array(-clip.turn)), last)
-        gap = rot.log(rot.multiply(rot.conjugate(first), last))
-        poses[:, columns] = rot.multiply(poses[:, columns], rot.exp(share[:, None] * gap))
-    for column in (2, *HINGE_COLUMNS.tolist()):
-        poses[:, column] += share * (poses[-1, column] - poses[0, column])
-    if not clip.turn:
-        poses[:, :3] += _close_speed(clip, poses[:, :3])
-    return replace(clip, poses=poses)
-
-
-def _close_speed(clip: Clip, path: Array) -> Array:
-    """[frames, 3] m: shift of a root's path after which its first and last velocity are equal.
-
-    Half of the difference is added at either end and fades out over a time in which the shift is at
-    most `_MAX_SHIFT`.
-    """
-    times = clip.times
-    first = (path[1] - path[0]) / (times[1] - times[0])
-    last = (path[-1] - path[-2]) / (times[-1] - times[-2])
-    gap = last - first
-    size = float(np.linalg.norm(gap))
-    if size == 0.0:
-        return np.zeros_like(path)
-    ramp = min(clip.seconds / 2, 4 * _MAX_SHIFT / size)
-    near = np.minimum(np.minimum(times, clip.seconds - times), ramp)
-    shift: Array = (near - near * near / (2 * ramp))[:, None] * gap / 2
-    return shift
-
-
-def sample(clip: Clip, times: Array) -> Array:
-    """Poses [n, 43] at times [n] s within the clip, interpolated along the shorter rotation."""
-    after = np.clip(np.searchsorted(clip.times, times, side="right"), 1, len(clip.times) - 1)
-    start, end = clip.times[after - 1], clip.times[after]
-    share = np.clip((times - start) / (end - start), 0.0, 1.0)
-    one, two = clip.poses[after - 1], clip.poses[after]
-    poses: Array = one + share[:, None] * (two - one)
-    for columns in ([3, 4, 5, 6], *BALL_COLUMNS.tolist()):
-        poses[:, columns] = rot.slerp(one[:, columns], two[:, columns], share)
-    return poses
-
-
-def resample(clip: Clip, rate: float, first: int, frames: int) -> Array:
-    """`frames` poses [frames, 43] at a rate per second; frame 0 is the clip's start.
-
-    A looping clip continues before and after, and its root travels; its length is scaled to a whole
-    number of frames. Other clips end, so that there may be fewer poses.
-    """
-    period = cycle_frames(clip, rate)
-    if not clip.loops:
-        return sample(clip, np.arange(first, min(first + frames, period)) / rate)
-    index = np.arange(first, first + frames)
-    cycle = sample(clip, np.arange(period) * (clip.seconds / period))
-    poses, cycles = cycle[index % period], index // period
-    # Each cycle begins at the end of the previous one, and is turned about that point.
-    numbers = np.arange(cycles[0], cycles[-1] + 1)
-    step = np.append(clip.travel, 0.0)
-    steps = rot.rotate(rot.about_z(clip.turn * numbers), np.broadcast_to(step, (len(numbers), 3)))
-    travelled = np.cumsum(steps, axis=0) - steps
-    travelled -= travelled[-cycles[0]]
-    turned = rot.about_z(clip.turn * cycles)
-    start = np.append(clip.poses[0, :2], 0.0)
-    poses[:, :3] = start + rot.rotate(turned, poses[:, :3] - start) + travelled[cycles - cycles[0]]
-    poses[:, 3:7] = rot.multiply(turned, poses[:, 3:7])
-    return poses
-
-
-def cycle_frames(clip: Clip, rate: float) -> int:
-    """Number of frames of one cycle of a looping clip; of other clips, all frames."""
-    if clip.loops:
-        return max(2, round(clip.seconds * rate))
-    return int(clip.seconds * rate + 1e-6) + 1

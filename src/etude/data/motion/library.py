@@ -1,29 +1,51 @@
-"""Clips at one frame rate, as flat arrays that environments index by motion and time."""
+"""Motions at one frame rate, as flat arrays that environments index by motion and time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.data.motion import clips as clip_files
+from etude.data.motion import motions as motion_poses
 from etude.data.motion import rotations as rot
-from etude.data.motion.clips import Clip
-from etude.data.motion.skeleton import (
-    BALL_COLUMNS,
-    BALL_SPEED_COLUMNS,
-    HINGE_COLUMNS,
-    HINGE_SPEED_COLUMNS,
-    NUM_SPEED,
-    forward,
-    lowest,
-)
+from etude.data.motion.motions import Motion, columns_of
+from etude.data.motion.skeleton import JOINTS, forward, lowest
 
 _LIFT_SECONDS = 4 / 30
 """Time before and after a frame in the floor over which lifting it is distributed."""
+
+
+class Kinematics(Protocol):
+    """The bodies of a robot in given poses."""
+
+    joints: Mapping[str, int]
+    """{joint: numbers in a pose}; see `Motion.joints`."""
+
+    def forward(self, poses: Array) -> tuple[Array, Array]:
+        """Positions [n, bodies, 3] and quaternions [n, bodies, 4] in poses [n, 7 + m]."""
+        ...
+
+    def lowest(self, poses: Array) -> Array:
+        """[n] m: lowest height of any shape in poses [n, 7 + m]."""
+        ...
+
+
+class HumanoidKinematics:
+    """The bodies of our humanoid."""
+
+    joints: Mapping[str, int] = JOINTS
+
+    def forward(self, poses: Array) -> tuple[Array, Array]:
+        return forward(poses)
+
+    def lowest(self, poses: Array) -> Array:
+        return lowest(*forward(poses))
+
+
+HUMANOID = HumanoidKinematics()
 
 
 class Figure(NamedTuple):
@@ -41,17 +63,18 @@ class Frames(NamedTuple):
     """Frames of motions, [..., n] float64 each, z up."""
 
     pose: Array
-    """[..., 43] as MuJoCo's qpos."""
+    """[..., 7 + m] as MuJoCo's qpos; 43 of the humanoid."""
     speed: Array
-    """[..., 34] as MuJoCo's qvel: the root's angular velocity and those of balls in the body."""
+    """[..., 6 + k] as MuJoCo's qvel: the root's angular velocity and those of balls in the body;
+    34 of the humanoid."""
     position: Array
-    """[..., 15, 3] m: bodies in the world."""
+    """[..., bodies, 3] m: bodies in the world."""
     quaternion: Array
-    """[..., 15, 4]."""
+    """[..., bodies, 4]."""
     velocity: Array
-    """[..., 15, 3] m/s."""
+    """[..., bodies, 3] m/s."""
     spin: Array
-    """[..., 15, 3] rad/s, in the world's axes."""
+    """[..., bodies, 3] rad/s, in the world's axes."""
 
     def at(self, index: Array | slice) -> Frames:
         """The frames at an index of the first axis."""
@@ -64,7 +87,7 @@ class Frames(NamedTuple):
 
 @dataclass(frozen=True)
 class MotionLibrary:
-    """Clips one after the other in flat arrays; looping ones are continued."""
+    """Motions one after the other in flat arrays; looping ones are continued."""
 
     names: tuple[str, ...]
     frames: Frames
@@ -96,42 +119,48 @@ class MotionLibrary:
         return self.frames.at(self.rows(motion, time))
 
 
-def build(clips: Sequence[Clip], rate: float, continue_for: int) -> MotionLibrary:
-    """Clips at a frame rate, closed and lifted out of the floor; loops have more frames."""
-    ready = [clip_files.close(clip) for clip in clips]
-    cycles = np.array([clip_files.cycle_frames(clip, rate) for clip in ready])
+def build(
+    motions: Sequence[Motion], rate: float, continue_for: int, body: Kinematics = HUMANOID
+) -> MotionLibrary:
+    """Motions at a frame rate, closed and lifted out of the floor; loops have more frames.
+
+    body: the robot, whose joints are those of the motions.
+    """
+    ready = [motion_poses.close(motion) for motion in motions]
+    cycles = np.array([motion_poses.cycle_frames(motion, rate) for motion in ready])
     parts = [
-        _continued(clip, rate, int(count) + continue_for)
-        for clip, count in zip(ready, cycles, strict=True)
+        _continued(motion, rate, int(count) + continue_for, body)
+        for motion, count in zip(ready, cycles, strict=True)
     ]
     counts = np.array([len(part.pose) for part in parts])
     return MotionLibrary(
-        names=tuple(clip.name for clip in clips),
+        names=tuple(motion.name for motion in motions),
         frames=Frames(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))),
         starts=np.concatenate([[0], np.cumsum(counts)[:-1]]),
         counts=counts,
         cycles=cycles,
-        loops=np.array([clip.loops for clip in clips]),
+        loops=np.array([motion.loops for motion in motions]),
     )
 
 
-def _continued(clip: Clip, rate: float, frames: int) -> Frames:
-    if not clip.loops:
-        return measured(grounded(clip_files.resample(clip, rate, 0, frames), rate), rate)
+def _continued(motion: Motion, rate: float, frames: int, body: Kinematics) -> Frames:
+    if not motion.loops:
+        poses = motion_poses.resample(motion, rate, 0, frames)
+        return measured(grounded(poses, rate, body), rate, body)
     # With more frames on either side, so that lifting and velocities are continuous at the seam.
     more = 2 * round(_LIFT_SECONDS * rate) + 1
-    poses = clip_files.resample(clip, rate, -more, frames + 2 * more)
-    return measured(grounded(poses, rate), rate).at(slice(more, -more))
+    poses = motion_poses.resample(motion, rate, -more, frames + 2 * more)
+    return measured(grounded(poses, rate, body), rate, body).at(slice(more, -more))
 
 
-def grounded(poses: Array, rate: float) -> Array:
-    """Poses [n, 43] at a frame rate, lifted smoothly where they are in the floor.
+def grounded(poses: Array, rate: float, body: Kinematics = HUMANOID) -> Array:
+    """Poses [n, 7 + m] at a frame rate, lifted smoothly where they are in the floor.
 
-    If a clip were lifted as a whole by its lowest point, one toe 10 cm in the floor would let it
+    If a motion were lifted as a whole by its lowest point, one toe 10 cm in the floor would let it
     hover by 10 cm at all other times. Instead each frame is lifted by a moving average of a moving
     maximum of the depth, which is at least its own depth.
     """
-    depth = np.maximum(-lowest(*forward(poses)), 0.0)
+    depth = np.maximum(-body.lowest(poses), 0.0)
     lifted = poses.copy()
     near = round(_LIFT_SECONDS * rate)
     lifted[:, 2] += _around(_around(depth, near).max(axis=1), near).mean(axis=1)
@@ -145,17 +174,19 @@ def _around(values: Array, near: int) -> Array:
     return windows
 
 
-def measured(poses: Array, rate: float) -> Frames:
-    """Frames of consecutive poses [n, 43]: bodies by kinematics, velocities by central
+def measured(poses: Array, rate: float, body: Kinematics = HUMANOID) -> Frames:
+    """Frames of consecutive poses [n, 7 + m]: bodies by kinematics, velocities by central
     differences, and by one-sided differences at the ends.
     """
-    position, quaternion = forward(poses)
-    speed = np.empty((len(poses), NUM_SPEED))
+    position, quaternion = body.forward(poses)
+    speeds = {name: 1 if count == 1 else 3 for name, count in body.joints.items()}
+    speed = np.empty((len(poses), 6 + sum(speeds.values())))
     speed[:, :3] = _rate(poses[:, :3], rate)
     speed[:, 3:6] = _own_spin(poses[:, 3:7], rate)
-    for columns, out in zip(BALL_COLUMNS, BALL_SPEED_COLUMNS, strict=True):
-        speed[:, out] = _own_spin(poses[:, columns], rate)
-    speed[:, HINGE_SPEED_COLUMNS] = _rate(poses[:, HINGE_COLUMNS], rate)
+    out = columns_of(speeds, 6)
+    for name, columns in columns_of(body.joints).items():
+        velocity = _rate if len(columns) == 1 else _own_spin
+        speed[:, out[name]] = velocity(poses[:, columns], rate)
     # From the axes of the body to those of the world.
     spin = rot.rotate(quaternion, _own_spin(quaternion, rate))
     return Frames(poses, speed, position, quaternion, _rate(position, rate), spin)

@@ -104,6 +104,14 @@ BALLS = tuple(i for i, body in enumerate(BODIES) if body.joint == "ball")
 HINGES = tuple(i for i, body in enumerate(BODIES) if body.joint == "hinge")
 
 
+JOINTS = {
+    body.name: {"ball": 4, "hinge": 1}[body.joint]
+    for body in BODIES
+    if body.joint in ("ball", "hinge")
+}
+"""{joint: numbers in a pose}, in the order of the columns of a pose after the root's seven."""
+
+
 def _addresses(sizes: dict[str, int]) -> dict[int, int]:
     """{body: first number of its joint}, where sizes are the numbers of each type of joint."""
     found, at = {}, 0

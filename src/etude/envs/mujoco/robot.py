@@ -15,11 +15,17 @@ from etude.core.trees import Tree
 from etude.envs.mujoco import mirror
 from etude.envs.mujoco.task import Action, Draws, Part, derived
 
-_FREE, _HINGE, _SLIDE = (
+_FREE, _BALL, _HINGE, _SLIDE = (
     int(mujoco.mjtJoint.mjJNT_FREE),
+    int(mujoco.mjtJoint.mjJNT_BALL),
     int(mujoco.mjtJoint.mjJNT_HINGE),
     int(mujoco.mjtJoint.mjJNT_SLIDE),
 )
+
+_ON_JOINTS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_SO3))
+"""Transmissions of servos; the second is that of ball joints."""
+_QUATERNION = int(mujoco.mjtCtrlChart.mjCHART_QUAT)
+"""Controls of a ball joint's servo are a quaternion."""
 
 
 def matching(names: Sequence[str], pattern: str, what: str) -> list[int]:
@@ -33,7 +39,9 @@ def matching(names: Sequence[str], pattern: str, what: str) -> list[int]:
 
 def names_of(model: mujoco.MjModel, kind: str) -> list[str]:
     """Names of all bodies, joints, geoms or actuators; "" for those without a name."""
-    count = {"body": model.nbody, "joint": model.njnt, "geom": model.ngeom, "actuator": model.nu}
+    # An actuator of a ball joint has several controls.
+    actuators = len(model.actuator_trntype)
+    count = {"body": model.nbody, "joint": model.njnt, "geom": model.ngeom, "actuator": actuators}
     return [getattr(model, kind)(i).name for i in range(count[kind])]
 
 
@@ -60,8 +68,9 @@ class Robot(Part):
 
     `base`: name of the base body; default the body with a free joint, or the first. `joints`:
     regular expression of the joints' names. `home`: name of a keyframe, or joint positions in the
-    model's order; default the model's `qpos0`. `ground`: heights are measured from it. Joint arrays
-    are in the model's order.
+    model's order; default the model's `qpos0`. `ground`: heights are measured from it. `balls`:
+    whether ball joints of these names belong to the robot too. Joint arrays are in the model's
+    order.
     """
 
     def __init__(
@@ -70,8 +79,10 @@ class Robot(Part):
         joints: str = ".*",
         home: str | Sequence[float] | None = None,
         ground: Ground = LEVEL,
+        balls: bool = False,
     ) -> None:
         self._base, self._joints, self._home, self._ground = base, joints, home, ground
+        self._balls = balls
 
     def bind(self) -> None:
         simulation = self.env.simulation
@@ -82,9 +93,20 @@ class Robot(Part):
         if single:
             among = matching([names[j] for j in single], self._joints, "joint")
             single = [single[i] for i in among]
+        balls = [
+            j
+            for j in range(model.njnt * self._balls)
+            if model.jnt_type[j] == _BALL and re.fullmatch(self._joints, names[j])
+        ]
+        self.ball_ids = np.array(balls, np.int64)
+        self.ball_names = tuple(names[j] for j in balls)
+        self.ball_qpos_ids: Array = model.jnt_qposadr[balls][:, None] + np.arange(4)
+        self.ball_dof_ids: Array = model.jnt_dofadr[balls][:, None] + np.arange(3)
         self.joint_ids = np.array(single, np.int64)
         self.joint_names = tuple(names[j] for j in single)
-        self.body = model.body(self._base).id if self._base else self._first_body(model, free)
+        self.body = self._first_body(model, free)
+        if self._base:
+            self.body = matching(names_of(model, "body"), re.escape(self._base), "body")[0]
         self.floats = any(model.jnt_bodyid[j] == self.body for j in free)
         self._qpos, self._qvel = simulation.bind("qpos"), simulation.bind("qvel")
         self.qpos_ids, self.dof_ids = model.jnt_qposadr[single], model.jnt_dofadr[single]
@@ -139,6 +161,16 @@ class Robot(Part):
     def joint_velocities(self) -> Array:
         """[num_envs, joints] rad/s or m/s."""
         return self._qvel[:, self.dof_ids]
+
+    @derived
+    def ball_quaternions(self) -> Array:
+        """[num_envs, balls, 4]."""
+        return self._qpos[:, self.ball_qpos_ids]
+
+    @derived
+    def ball_velocities(self) -> Array:
+        """[num_envs, balls, 3] rad/s, in the frame of the joint's body."""
+        return self._qvel[:, self.ball_dof_ids]
 
     @derived
     def position(self) -> Array:
@@ -329,11 +361,14 @@ def per_joint(values: PerJoint, joints: Sequence[str]) -> list[float | None]:
 class JointTargets(Action):
     """Actions are joint position targets: home pose + scale x action, clipped to the joint ranges.
 
-    `scale`: rad or m. `reference`: function that returns [num_envs, n] rad to add, such as a gait.
+    Of a ball joint of the robot an action is a rotation vector, after those of the other joints.
+    `scale`: rad or m. `reference`: function that returns [num_envs, n] rad to add, such as a gait;
+    for ball joints, rotation vectors from the home pose, to which actions are added.
     `stiffness`: replace the robot's actuators by position servos with `stiffness` (N m/rad),
     `damping` (N m s/rad) and a limit of `torque` (N m) on both together. `joint_damping` (N m
     s/rad): damping of the joints in place of the model's; it acts beside the servo and is not
-    limited. Each is a number or {pattern of joint names: number}.
+    limited. `armature` (kg m^2): rotor inertia of the joints in place of the model's. Each is a
+    number or {pattern of joint names: number}.
     """
 
     def __init__(
@@ -346,29 +381,34 @@ class JointTargets(Action):
         delay: tuple[int, int] = (0, 0),
         reference: Callable[[], Array] | None = None,
         joint_damping: PerJoint | None = None,
+        armature: PerJoint | None = None,
     ) -> None:
         super().__init__(delay)
         self._robot, self._scale_of, self._reference = robot, scale, reference
         self._stiffness, self._damping, self._torque = stiffness, damping, torque
-        self._joint_damping = joint_damping
+        self._joint_damping, self._armature = joint_damping, armature
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        if self._stiffness is None and self._joint_damping is None:
+        if self._stiffness is None and self._joint_damping is None and self._armature is None:
             return
-        joints = [j for j in spec.joints if int(j.type) in (_HINGE, _SLIDE)]
+        kinds = (_HINGE, _SLIDE, _BALL) if self._robot._balls else (_HINGE, _SLIDE)
+        joints = [j for j in spec.joints if int(j.type) in kinds]
         joints = [
             joints[i] for i in matching([j.name for j in joints], self._robot._joints, "joint")
         ]
         names = [joint.name for joint in joints]
-        if self._joint_damping is not None:
-            values = per_joint(self._joint_damping, names)
+        for field, wanted in (("damping", self._joint_damping), ("armature", self._armature)):
+            values = [None] * len(names) if wanted is None else per_joint(wanted, names)
             for joint, value in zip(joints, values, strict=True):
                 if value is not None:
-                    joint.damping = (value, 0.0, 0.0)
+                    setattr(joint, field, (value, 0.0, 0.0) if field == "damping" else value)
         if self._stiffness is not None:
-            self._add_servos(spec, names, self._stiffness)
+            balls = {joint.name for joint in joints if int(joint.type) == _BALL}
+            self._add_servos(spec, names, self._stiffness, balls)
 
-    def _add_servos(self, spec: mujoco.MjSpec, joints: list[str], stiffness: PerJoint) -> None:
+    def _add_servos(
+        self, spec: mujoco.MjSpec, joints: list[str], stiffness: PerJoint, balls: set[str]
+    ) -> None:
         """Replace all actuators by a position servo for every joint."""
         for actuator in list(spec.actuators):
             spec.delete(actuator)
@@ -384,40 +424,49 @@ class JointTargets(Action):
                 raise UsageError(f"JointTargets has no stiffness for the joint {name}: add it.")
             servo = spec.add_actuator(name=name, target=name)
             servo.trntype = mujoco.mjtTrn.mjTRN_JOINT
-            servo.set_to_position(kp=kp, kv=kv or 0.0)
-            if limit is not None:
-                servo.forcelimited, servo.forcerange = True, (-limit, limit)
+            if name in balls:
+                servo.set_to_orientation(kp=kp, kv=kv or 0.0, ctrlspec=_QUATERNION)
+            else:
+                servo.set_to_position(kp=kp, kv=kv or 0.0)
+            if limit is not None:  # of a ball joint: of the norm of the torque
+                servo.forcelimited = True
+                servo.forcerange = (0.0 if name in balls else -limit, limit)
 
     def bind(self) -> None:
         model, robot = self.env.simulation.model, self._robot
-        joint_of = {
-            int(model.actuator_trnid[a, 0]): a
-            for a in range(model.nu)
-            if model.actuator_trntype[a] == mujoco.mjtTrn.mjTRN_JOINT
+        control_of = {
+            int(model.actuator_trnid[a, 0]): int(model.actuator_ctrladr[a])
+            for a in range(len(model.actuator_trntype))
+            if model.actuator_trntype[a] in _ON_JOINTS
         }
-        missing = [
-            name
-            for name, j in zip(robot.joint_names, robot.joint_ids.tolist(), strict=True)
-            if j not in joint_of
-        ]
+        names = (*robot.joint_names, *robot.ball_names)
+        ids = [*robot.joint_ids.tolist(), *robot.ball_ids.tolist()]
+        missing = [name for name, j in zip(names, ids, strict=True) if j not in control_of]
         if missing:
             raise UsageError(
                 f"JointTargets needs an actuator for every joint, and {', '.join(missing)} has "
                 "none: give JointTargets a stiffness, or the robot fewer joints."
             )
-        self.size = len(robot.joint_names)
-        scales = per_joint(self._scale_of, robot.joint_names)
+        self._num_single, num_balls = len(robot.joint_names), len(robot.ball_names)
+        self.size = self._num_single + 3 * num_balls
+        numbers = np.repeat([1, 3], [self._num_single, num_balls])
+        scales = per_joint(self._scale_of, names)
         self._scale: float | Array = (
-            np.array([scale or 0.0 for scale in scales])
+            np.repeat([scale or 0.0 for scale in scales], numbers)
             if isinstance(self._scale_of, Mapping)
             else self._scale_of
         )
-        self.actuators = np.array([joint_of[int(j)] for j in robot.joint_ids])
+        self.actuators = np.array([control_of[int(j)] for j in robot.joint_ids], np.int64)
+        first = np.array([control_of[int(j)] for j in robot.ball_ids], np.int64)
+        self._ball_controls: Array = first[:, None] + np.arange(4)
+        self._ball_home: Array = robot.home[robot.ball_qpos_ids]
         self._control = self.env.simulation.bind("ctrl")
         self.target: Array = np.zeros((self.env.num_envs, self.size))
 
     def reset(self, env_ids: Array, draws: Draws) -> None:
         self._control[np.ix_(env_ids, self.actuators)] = self._robot.default_joints
+        if self._ball_home.size:
+            self._control[env_ids[:, None, None], self._ball_controls] = self._ball_home
 
     def describe(self) -> Tree:
         source = getattr(self._reference, "__self__", self._reference)
@@ -426,7 +475,7 @@ class JointTargets(Action):
                 "kind": "joint_targets",
                 "about": "position targets of the joints: default pose + reference + scale x "
                 "action, kept in the joints' ranges",
-                "joints": list(self._robot.joint_names),
+                "joints": [*self._robot.joint_names, *self._robot.ball_names],
                 "scale": np.asarray(self._scale).tolist(),
                 "reference": None if source is None else type(source).__name__.lower(),
             }
@@ -438,9 +487,25 @@ class JointTargets(Action):
     def apply(self, actions: Array) -> None:
         robot = self._robot
         np.multiply(actions, self._scale, out=self.target)
-        if self._reference is not None:
-            self.target += self._reference()
+        reference = None if self._reference is None else self._reference()
+        if self._ball_home.size:
+            self._turn_balls(self.target, reference)
+        if reference is not None:
+            self.target += reference
+        single = self.target[:, : self._num_single]
         # The error of an encoder shifts the target of its servo.
-        self.target += robot.default_joints - robot.joint_offset
+        single += robot.default_joints - robot.joint_offset
         low, high = robot.joint_range.T
-        self._control[:, self.actuators] = np.clip(self.target, low, high)
+        self._control[:, self.actuators] = np.clip(single, low, high)
+
+    def _turn_balls(self, turns: Array, reference: Array | None) -> None:
+        """Write the targets of ball joints: home pose, then reference, then turns [num_envs, n]."""
+        # Only robots with ball joints load rotations.
+        from etude.data.motion import rotations as rot
+
+        shape = (len(turns), -1, 3)
+        target = self._ball_home
+        if reference is not None:
+            target = rot.multiply(target, rot.exp(reference[:, self._num_single :].reshape(shape)))
+        target = rot.multiply(target, rot.exp(turns[:, self._num_single :].reshape(shape)))
+        self._control[:, self._ball_controls] = target

@@ -116,6 +116,8 @@ class TaskEnv(Protocol):
     """[num_envs, n]: the policy's last action."""
     last_action: Array
     """[num_envs, n]: the action before the last; zero at the start of an episode."""
+    terminated: Array
+    """[num_envs] bool: whether the last step terminated the episode."""
     seed: np.uint64
     streams: Streams
 
@@ -234,7 +236,7 @@ P = TypeVar("P", bound=Part)
 class derived(Generic[P]):  # noqa: N801 - used like `property`
     """A property of a part, computed once per state of the simulation."""
 
-    def __init__(self, compute: Callable[[P], Array]) -> None:
+    def __init__(self, compute: Callable[[P], Any]) -> None:
         self._compute, self.__doc__ = compute, compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.core.errors import UsageError
-from etude.core.trees import Tree
 from etude.data.motion import clips, library
 from etude.data.motion import rotations as rot
 from etude.data.motion.library import Figure, Frames, MotionLibrary
@@ -29,7 +27,7 @@ from etude.data.motion.skeleton import (
     NUM_POSE,
     NUM_SPEED,
 )
-from etude.envs.mujoco.simulation import Marker
+from etude.envs.mujoco.playing import MotionPlayer
 from etude.envs.mujoco.task import Action, Draws
 from etude.envs.robots.humanoid import CONTROL_RATE
 from etude.tasks.imitation.options import ImitationOptions
@@ -210,15 +208,13 @@ def servo_targets(frames: Frames, lead: float) -> tuple[Array, Array]:
     return single(balls), single(hinges)
 
 
-_LAST_START = 10
-"""Minimum number of remaining frames at a random start in a clip that does not loop."""
 _MOVED = tuple(NAMES[i] for i in (*BALLS, *HINGES))
 _BODY_SHAPES = ((NUM_BODIES, 3), (NUM_BODIES, 4), (NUM_BODIES, 3), (NUM_BODIES, 3))
 _FIGURE_SHAPES = ((NUM_POSE,), (NUM_SPEED,), (NUM_BODIES, 3))
 NUM_ACTIONS = 3 * len(BALLS) + len(HINGES)
 
 
-class Imitator(Action):
+class Imitator(MotionPlayer, Action):
     """Actions: [num_envs, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles.
 
     Arrays are [num_envs] float64 unless stated otherwise.
@@ -227,7 +223,8 @@ class Imitator(Action):
     size = NUM_ACTIONS
 
     def __init__(self, config: ImitationOptions) -> None:
-        super().__init__()
+        MotionPlayer.__init__(self, config.max_episode_steps, config.start, config.order)
+        Action.__init__(self)
         self._config = config
         self.library = motion_library(config)
         frames = self.library.frames
@@ -237,7 +234,7 @@ class Imitator(Action):
         self._bodies = join(frames.position, frames.quaternion, frames.velocity, frames.spin)
         self._figures = join(*frames.figure)
         self._phases = phases(self.library)
-        self._set_weights(np.ones(self.library.num_motions))
+        self.follow({})
         ahead = len(config.future)
         width = NUM_SELF + ahead * NUM_AHEAD + 2 * bool(ahead)
         self._initial_table = self._initial_observations(width)
@@ -246,15 +243,7 @@ class Imitator(Action):
         env, config = self.env, self._config
         num_envs = env.num_envs
         self._bind_simulation()
-        self.motion = env.state("motion", dtype="int64")
-        """[num_envs] int64: index of the clip."""
-        self.start = env.state("start", dtype="int64")
-        """[num_envs] int64: initial frame of the episode in the clip."""
-        self.episode_steps = env.keep("limit", np.full(num_envs, config.max_episode_steps))
-        """[num_envs] int64: length of the episode in control steps."""
-        self.first_frame, self.last_frame = np.zeros((2, num_envs), np.int64)
-        """[num_envs] int64: rows in the library of the episode's first frame and the clip's
-        last."""
+        self.bind_motions()
         self.observation: Array = np.zeros((num_envs, self._initial_table.shape[1]), np.float32)
         """[num_envs, n] float32: the policy's observation."""
         errors: Array = np.zeros((4, num_envs))
@@ -292,15 +281,6 @@ class Imitator(Action):
         self._twist = simulation.bind("cvel")[:, 1:]
         self._center = simulation.bind("subtree_com")[:, 1:2]
 
-    def restored(self) -> None:
-        self._find_frames(np.arange(self.env.num_envs))
-
-    def markers(self, env_id: int, step: int) -> tuple[Marker, ...]:
-        from etude.envs.mujoco.markers import Ghost
-
-        frame = self.library.rows(self.motion[env_id], self.start[env_id] + step)
-        return (Ghost(self.library.frames.pose[frame].copy()),)
-
     def _initial_observations(self, width: int) -> Array:
         """Observations [total, width] float32 of a humanoid that is exactly at each frame."""
         known, seen = self.library, np.zeros((len(self._phases), width), np.float32)
@@ -310,15 +290,6 @@ class Imitator(Action):
         observe(known.frames.figure, figures, self._phases, seen)
         return seen
 
-    def follow(self, curriculum: Tree) -> None:
-        """Sample the clips of new episodes with the curriculum's weights, uniformly without
-        weights."""
-        count = self.library.num_motions
-        weights = np.asarray(curriculum.get("weights", np.ones(count)), np.float64)
-        if weights.shape != (count,) or not (weights >= 0).all() or not weights.sum() > 0:
-            raise UsageError(f"A curriculum over {count} clips needs {count} weights, 0 or more.")
-        self._set_weights(weights)
-
     def style_windows(self) -> Array:
         """All windows of the reference clips, [N, window, n] float32."""
         return style_windows(self._config)
@@ -326,23 +297,6 @@ class Imitator(Action):
     def style_motions(self) -> Array:
         """Index of the clip of each window, [N] int64."""
         return style_motions(self._config)
-
-    def _set_weights(self, weights: Array) -> None:
-        self._cumulative = np.cumsum(weights) / weights.sum()
-
-    def longest(self) -> int:
-        """Length of the longest episode in control steps."""
-        motions = np.arange(self.library.num_motions)
-        return int(self._steps_from(motions, np.zeros(1, np.int64)).max())
-
-    def _steps_from(self, motion: Array, start: Array) -> Array:
-        """Lengths [k] of episodes of motions [k] from frames [k], in control steps."""
-        most, known = self._config.max_episode_steps, self.library
-        left = known.cycles[motion] - 1 - start
-        if self._config.order == "drawn":
-            left = np.minimum(left, most)
-        steps: Array = np.where(known.loops[motion], most, left)
-        return steps
 
     def apply(self, actions: Array) -> None:
         num_envs = len(actions)
@@ -355,17 +309,6 @@ class Imitator(Action):
             hinges = hinges + self._hinge_targets.take(frames, axis=0)
         targets = np.concatenate([balls.reshape(num_envs, -1), hinges], axis=1)
         self._control[...] = targets[:, self._control_order]
-
-    def frames_at(self, ahead: int) -> Array:
-        """Rows [num_envs] in the library of the frames `ahead` steps from now."""
-        frames: Array = np.minimum(self.first_frame + self.env.elapsed + ahead, self.last_frame)
-        return frames
-
-    def _find_frames(self, env_ids: Array) -> None:
-        """Look up the rows of the first and last frames of environments [k]."""
-        known, motion = self.library, self.motion[env_ids]
-        self.first_frame[env_ids] = known.starts[motion] + self.start[env_ids]
-        self.last_frame[env_ids] = known.starts[motion] + known.counts[motion] - 1
 
     def update(self) -> None:
         config, frames = self._config, self.frames_at(0)
@@ -418,20 +361,8 @@ class Imitator(Action):
         observe(now, ahead, self._phases[self.frames_at(0)], self.observation)
 
     def reset(self, env_ids: Array, draws: Draws) -> None:
-        config, known = self._config, self.library
-        drawn = np.array([generator.random(2) for generator in draws.generators])
-        if config.order == "in turn":
-            motion = env_ids % known.num_motions
-        else:
-            motion = np.searchsorted(self._cumulative, drawn[:, 0], side="right")
-        self.motion[env_ids] = motion
-        starts = np.where(
-            known.loops[motion], known.cycles[motion], known.cycles[motion] - _LAST_START
-        )
-        first = config.start == "first"
-        self.start[env_ids] = 0 if first else drawn[:, 1] * np.maximum(starts, 1)
-        self.episode_steps[env_ids] = self._steps_from(motion, self.start[env_ids])
-        self._find_frames(env_ids)
+        known = self.library
+        self.choose(env_ids, np.array([generator.random(2) for generator in draws.generators]))
         frames = self.first_frame[env_ids]
         self.pose[env_ids] = known.frames.pose[frames]
         self.speed[env_ids] = known.frames.speed[frames]
