@@ -157,7 +157,7 @@ def test_commands(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
         (
             "kind: reach",
             "kind: fly",
-            "env.kind must be 'reach', 'pick-place', 'imitation', 'walk-go1', 'gym'",
+            "env.kind must be 'reach', 'pick-place', 'imitation', 'walk-go1', 'track', 'gym'",
         ),
         ("  kind: reach\n", "", "env must say its kind"),
         ("clock:", "clok:", "clock is missing: add it; there is no field clok"),

@@ -6,6 +6,8 @@ from etude.envs.config import ENVS
 
 def test_every_kind_makes_an_exact_environment_from_its_defaults() -> None:
     for kind in ENVS.names():
+        if kind == "track":  # needs files: tests/tasks/test_tracking.py
+            continue
         config = ENVS.make(kind)
         assert config.kind == kind
         env = config.make(2 * config.num_agents)

@@ -142,11 +142,11 @@ def test_layer_norm_before_the_activation() -> None:
 def test_the_critic_may_have_other_layers_and_a_norm_of_its_own(kind: str) -> None:
     config = PolicyConfig(kind=kind, hidden=(8,), critic_hidden=(16, 4), layer_norm="critic")
     policy = make_policy(config, SPEC, Key(0))
-    critic: Any = (
-        policy.make_critics(None).networks[0] if isinstance(policy, Actor) else policy.critic
-    )
-    units = [len(p) for name, p in critic.named_parameters() if name.startswith("weight")]
-    assert units == [16, 4, 1]
+    is_actor = isinstance(policy, Actor)
+    critic: Any = policy.make_critics(None) if is_actor else policy.critic
+    # Critics have weights [networks, inputs, outputs], other networks [outputs, inputs].
+    weights = [p for name, p in critic.named_parameters() if name.startswith("weight")]
+    assert [w.shape[-1] if is_actor else len(w) for w in weights] == [16, 4, 1]
     norms = [name for name, _ in policy.actor.named_parameters() if "norm" in name]  # type: ignore[union-attr]
     assert not norms
     assert "norm_weight1" in dict(critic.named_parameters())

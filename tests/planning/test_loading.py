@@ -55,8 +55,8 @@ def test_the_reward_of_a_run_that_learned_one_on_the_way(tmp_path: Path) -> None
     obs, actions = np.ones((3, size)), np.zeros((3, *reward.network.action.array.shape))
     found = reward.rewards(obs, actions, obs)
     assert found.shape == (3,)
-    assert np.ptp(found) == 0.0
-    assert found[0] != reward.rewards(2 * obs, actions, 2 * obs)[0]
+    assert np.ptp(found) < 1e-6  # kernels round the rows of a small batch differently
+    assert abs(found[0] - reward.rewards(2 * obs, actions, 2 * obs)[0]) > 1e-6
 
 
 def test_a_run_without_one_is_refused(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def recipe_of(dataset: Path, **fields: Any) -> etude.Recipe:
 
 @pytest.mark.rotated
 def test_a_point_learns_with_demonstrations_and_the_plan_is_kept(tmp_path: Path) -> None:
-    recipe = recipe_of(straight(tmp_path / "data", 20))
+    clock = {"total_timesteps": 3_072, "cycles": 1, "iterations": 12}
+    recipe = recipe_of(straight(tmp_path / "data", 20), clock=clock)
     plan, run = etude.plan(recipe), etude.train(recipe, tmp_path / "run")
     assert run.summary()["counts"]["updates"] == plan.counts["updates"]
     assert run.evaluate(50, checkpoint="latest")["eval/success_rate"] >= 0.9

@@ -100,7 +100,7 @@ def halfcheetah() -> Recipe:
 
 
 def cartpole() -> Recipe:
-    """Gymnasium's CartPole-v1 learns to balance its pole.
+    """Gymnasium's CartPole-v1 learns to keep its pole upright.
 
     Nearly rl_zoo3's settings.
     """

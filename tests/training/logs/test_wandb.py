@@ -297,7 +297,7 @@ def test_its_variables_count_where_the_recipe_is_silent(
 
     log = opened()
     log.begin([])
-    assert (log._run.project, log._run.entity, log._run.name) == ("arms", "lab", "mine")
+    assert (log._run.project, log._run.settings.entity, log._run.name) == ("arms", "lab", "mine")
     log.write(ROWS[0])
     log.close()
     assert f"{tmp_path / 'elsewhere'}/wandb/offline-run-*" in said[0]

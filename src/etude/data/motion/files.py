@@ -103,7 +103,7 @@ def _from_npz(path: Path) -> Motion:
     with zipfile.ZipFile(path) as archive:
         if sum(info.file_size for info in archive.infolist()) > _MAX_BYTES:
             raise ValueError(f"its arrays have more than {_MAX_BYTES} bytes")
-    with np.load(path, allow_pickle=False) as arrays:
+    with np.load(path) as arrays:
 
         def array(name: str, *shape: int | None, default: Any = None) -> Array:
             """An array of a shape in which None is any size."""
