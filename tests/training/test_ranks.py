@@ -46,7 +46,7 @@ def test_ranks_and_a_killed_rank_change_nothing(tmp_path: Path) -> None:
     hits = shared_run(recipe, tmp_path, kills=1, seed=1)
     assert len(hits) == 1
     ranks = Run(tmp_path / "ranks-4")
-    assert ranks.folder.manifest()["learner"] == {"ranks": 4}
+    assert ranks.folder.manifest()["learner"] == {"ranks": 4, "step": "eager"}
     assert "4 ranks share 4 learner shards: 0 on rank 0" in (ranks.path / "plan.txt").read_text()
     assert not list((ranks.path / "failures").iterdir())
     lone = Run(tmp_path / "ranks-1").folder.manifest()
