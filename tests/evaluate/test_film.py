@@ -20,7 +20,14 @@ from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import decorated, floating_root, frame
 from etude.envs.mujoco.simulation import Camera
 from etude.evaluate import film
-from etude.evaluate.footage import Drawn, MujocoRecorder, footage, recorder
+from etude.evaluate.footage import (
+    Drawn,
+    MujocoRecorder,
+    Pictures,
+    footage,
+    recorder,
+    strip_steps,
+)
 from etude.evaluate.playing import Player, RandomActor
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
@@ -84,7 +91,7 @@ def test_a_filmed_environment_gives_the_same_numbers(name: str) -> None:
 
 def test_films_run_in_real_time() -> None:
     """30 pictures a second, or as near to it as physics steps allow."""
-    shown = Drawn(SimpleNamespace(jpegs=[b""] * 5, rate=50.0))  # type: ignore[arg-type]
+    shown = Drawn(Pictures(50.0, moments=5))
     assert shown.moment_rate / shown.stride == 25.0
     for name, rate in {"reach": 100 / 3, "walk-go1": 31.25, "imitate-walk": 30.0}.items():
         env: Any = recipes.find(name).task.build(1)
@@ -158,8 +165,19 @@ def test_gymnasium_draws_itself() -> None:
     assert np.abs(end.astype(int) - start).mean() > 0.5
     assert end.shape == (200, 300, 3)
     recording.close()
+    assert GymConfig(id="Ant-v5").for_film((640, 360)).kwargs["height"] == 360
     assert GymConfig(id="Ant-v5", engine="batch").for_film().kwargs == {}
     assert GymConfig(id="Ant-v5").for_film().kwargs["width"] == 1280
+
+
+def test_of_a_long_episode_only_what_is_shown_is_drawn() -> None:
+    recording = Pictures(rate=25.0, steps=1000)
+    drawn = [moment for moment in range(1001) if recording.wants(moment)]
+    shown = Drawn(Pictures(25.0, moments=1001, jpegs=dict.fromkeys(drawn, b"")))
+    assert drawn == sorted({*strip_steps(shown.steps), *range(shown.begin, shown.moments)})
+    assert len(drawn) < 400
+    assert all(Pictures(rate=25.0, steps=300).wants(moment) for moment in range(301))
+    assert all(Pictures(rate=25.0).wants(moment) for moment in range(1001))
 
 
 def test_agents_of_pettingzoo_draw_themselves() -> None:
