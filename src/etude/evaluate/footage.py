@@ -241,7 +241,7 @@ class Pictures:
     rate: float
     """Steps per second."""
     steps: int | None = None
-    """Of the episode, if known: then only the moments of a strip and of a film are drawn."""
+    """Length of the episode, if known: then only the moments of a strip and of a film are drawn."""
     moments: int = 0
     """Moments so far, drawn or not; `steps + 1` in all."""
     jpegs: dict[int, bytes] = field(default_factory=dict)

@@ -225,7 +225,7 @@ def bipedalwalker() -> Recipe:
             clip=0.18,
             bound_coef=0.0,
         ),
-        clock=ClockConfig(total_timesteps=2_000_000, cycles=6, iterations=2),
+        clock=ClockConfig(total_timesteps=1_500_000, cycles=6, iterations=2),
         evaluation=EvaluationConfig(every="1 epoch", episodes=20, num_envs=20, envs_per_group=20),
     )
 
