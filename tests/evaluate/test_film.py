@@ -15,7 +15,7 @@ from etude.cli import watching
 from etude.core.contracts import Pictured
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.envs.adapters.gym import GymConfig
+from etude.envs.adapters.gym import GymConfig, make_gym
 from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import decorated, floating_root, frame
 from etude.envs.mujoco.simulation import Camera
@@ -168,6 +168,18 @@ def test_gymnasium_draws_itself() -> None:
     assert GymConfig(id="Ant-v5").for_film((640, 360)).kwargs["height"] == 360
     assert GymConfig(id="Ant-v5", engine="batch").for_film().kwargs == {}
     assert GymConfig(id="Ant-v5").for_film().kwargs["width"] == 1280
+
+
+@pytest.mark.usefixtures("drawable")
+def test_a_film_of_gymnasium_follows_a_robot_that_leaves() -> None:
+    env: Any = make_gym(GymConfig(id="Swimmer-v5").for_film((160, 90)))
+    env.reset(seed=0)
+    qpos, qvel = env.unwrapped.data.qpos.copy(), env.unwrapped.data.qvel.copy()
+    qpos[:2] += 50.0
+    env.unwrapped.set_state(qpos, qvel)
+    red, _, blue = np.moveaxis(env.render().astype(int), -1, 0)
+    env.close()
+    assert (red > blue + 60).sum() > 100, "its body is orange"
 
 
 def test_of_a_long_episode_only_what_is_shown_is_drawn() -> None:

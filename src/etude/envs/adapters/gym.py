@@ -86,6 +86,9 @@ class GymConfig(EnvConfig):
         known = gymnasium.registry.get(self.id)
         if known is not None and str(known.entry_point).startswith("gymnasium.envs.mujoco."):
             kwargs |= {"width": size[0], "height": size[1]}  # others do not accept a size
+            if not {"camera_id", "camera_name"} & {*self.kwargs}:
+                # Without a name Gymnasium's camera stays where a Swimmer begins.
+                kwargs["camera_name"] = "track"
         return self.replace(kwargs={**self.kwargs, **kwargs})
 
     def for_window(self) -> Self:
