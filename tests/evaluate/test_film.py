@@ -171,7 +171,8 @@ def test_gymnasium_draws_itself() -> None:
 
 
 @pytest.mark.usefixtures("drawable")
-def test_a_film_of_gymnasium_follows_a_robot_that_leaves() -> None:
+def test_a_film_of_gymnasium_follows_a_robot_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", rendering.backend())
     env: Any = make_gym(GymConfig(id="Swimmer-v5").for_film((160, 90)))
     env.reset(seed=0)
     qpos, qvel = env.unwrapped.data.qpos.copy(), env.unwrapped.data.qvel.copy()

@@ -216,7 +216,7 @@ def bipedalwalker() -> Recipe:
         env=GymConfig(id="BipedalWalker-v3"),
         collector=CollectorConfig(num_envs=32, envs_per_group=32, threads=1),
         algorithm=PPOConfig(
-            rollout_steps=512,
+            rollout_steps=256,
             minibatch_size=256,
             update_epochs=10,
             learning_rate=6e-4,
@@ -225,7 +225,7 @@ def bipedalwalker() -> Recipe:
             clip=0.18,
             bound_coef=0.0,
         ),
-        clock=ClockConfig(total_timesteps=1_500_000, cycles=6, iterations=2),
+        clock=ClockConfig(total_timesteps=1_000_000, cycles=6, iterations=4),
         evaluation=EvaluationConfig(every="1 epoch", episodes=20, num_envs=20, envs_per_group=20),
     )
 
