@@ -293,6 +293,27 @@ class Lock:
         self._hold.release()
 
 
+class Published:
+    """Where a run is published besides its folder: nowhere. A run in an object store has another
+    one, see `etude.runs.stored`."""
+
+    url = ""
+    folder = Path()
+    """The run's folder on this machine, if there is a URL."""
+
+    def report_to(self, say: Callable[[str], None]) -> None:
+        """Where notices go."""
+
+    def check(self) -> None:
+        """Raise unless this process is the only writer of the run."""
+
+    def publish(self) -> None:
+        """Commit the present contents of the folder."""
+
+    def close(self) -> None:
+        """Commit the folder, and let other processes write the run."""
+
+
 def _sign(file: Path, name: str) -> None:
     """Write the holder into the file `.lock`."""
     with files.explain_os_errors("write the lock", file):

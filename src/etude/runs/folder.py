@@ -18,7 +18,8 @@ from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree, is_array
 from etude.runs import checkpoint, files
 from etude.runs.documents import decode_sealed, encode_sealed
-from etude.runs.file_system import Lock
+from etude.runs.file_system import Lock, Published
+from etude.runs.finding import store_url
 from etude.runs.metrics_log import MetricsLog, Say
 
 RECIPE, MANIFEST, METRICS = "recipe.yaml", "manifest.json", "metrics.jsonl"
@@ -70,8 +71,8 @@ def films(run: Path) -> dict[int, Path]:
 class RunFolder:
     """The paths of one run, and its lock until `close` is called."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, published: Published | None = None) -> None:
+        self.path, self.published = Path(path), published or Published()
         self.recipe, self.metrics = self.path / RECIPE, self.path / METRICS
         self.checkpoints, self.failures = self.path / "checkpoints", self.path / "failures"
         self._lock: Lock | None = None
@@ -79,9 +80,15 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, recipe: str, plan: str, plan_json: Tree, manifest: Tree
+        cls,
+        path: Path,
+        recipe: str,
+        plan: str,
+        plan_json: Tree,
+        manifest: Tree,
+        published: Published | None = None,
     ) -> RunFolder:
-        """Create a run atomically, locked for this process."""
+        """Create a run atomically, locked for this process. published: see `publish_to`."""
         path = Path(path)
         _refuse_existing(path)
         texts = {RECIPE: recipe, PLAN: plan, PLAN_JSON: pretty(plan_json)}
@@ -111,15 +118,28 @@ class RunFolder:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     _refuse_existing(path)
             raise
-        run = cls(path)
+        run = cls(path, published)
         run._lock = lock
         run._copies = {"recipe": recipe, "manifest": texts[MANIFEST]}
+        run.publish()
         return run
 
     @classmethod
-    def open(cls, path: Path, write: bool = True) -> RunFolder:
-        """Open an existing run; `write=True` locks it for this process."""
-        run = cls(path)
+    def open(cls, path: str | Path, write: bool = True) -> RunFolder:
+        """Open an existing run; `write=True` locks it for this process. One in an object store is
+        downloaded."""
+        if url := store_url(path):
+            from etude.runs import stored
+
+            if not write:
+                return cls.open(stored.mirror(url), write=False)
+            published = stored.StoredRun.claim(url)
+            return cls._opened(published.folder, True, published)
+        return cls._opened(Path(path), write, _copy_of(Path(path)))
+
+    @classmethod
+    def _opened(cls, path: Path, write: bool, published: Published) -> RunFolder:
+        run = cls(path, published)
         if not (run.recipe.is_file() or run.checkpoints.is_dir()):
             if not run.path.exists():
                 raise UsageError(f"There is no run {run.path}. Check the path.")
@@ -136,12 +156,29 @@ class RunFolder:
         """Raise unless this process is still the only writer of the folder at this path."""
         if self._lock is not None:
             self._lock.check(self.path)
+        self.published.check()
+
+    def publish(self) -> None:
+        """Commit the folder to the object store that the run is in; without one, do nothing."""
+        self.published.publish()
+
+    @property
+    def name(self) -> str:
+        """The URL or path by which people name the run."""
+        return self.published.url or str(self.path)
+
+    def named(self, text: str) -> str:
+        """A text with the run's name in place of its path on this machine."""
+        return text.replace(str(self.path), self.name)
 
     def close(self) -> None:
         """Release the lock, as the end of the process does."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        try:
+            self.published.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
     def __enter__(self) -> RunFolder:
         return self
@@ -220,6 +257,27 @@ class RunFolder:
     def current_path(self) -> Path:
         """The current path of the locked folder, which may have been moved."""
         return self.path if self._lock is None else self._lock.find(self.path)
+
+
+def publish_to(path: str | Path | None, lease: float) -> Published:
+    """Claim the place of a new run: nowhere else than its folder, or an object store.
+
+    lease: seconds of silence after which another process may write the run.
+    """
+    if not (url := store_url(path or "")):
+        return Published()
+    from etude.runs import stored
+
+    return stored.StoredRun.claim(url, new=True, lease=lease)
+
+
+def _copy_of(path: Path) -> Published:
+    """Where a folder is published that was downloaded from an object store."""
+    if not (path.absolute().parent / "origin.json").is_file():
+        return Published()
+    from etude.runs import stored
+
+    return stored.copy_of(path)
 
 
 def has_seal(folder: Path) -> bool:
