@@ -42,7 +42,7 @@ from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
 from etude.runs.changes import changes_of
 from etude.runs.documents import decode_sealed
-from etude.runs.finding import store_url
+from etude.runs.files import store_url
 from etude.runs.folder import PLAN, RunFolder, default_path, publish_to
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.evaluation import summarise

@@ -380,7 +380,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
         raise  # not a failure of this run that a resume should report
     except (Exception, SystemExit) as error:
         if ranks.is_first:  # which also raises failures of other ranks
-            from etude.runs.folder import report_failure
+            from etude.runs.failures import report_failure
 
             report_failure(error, loop.clock.state_dict(), folder, say)
         if isinstance(error, SystemExit):

@@ -57,7 +57,7 @@ from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system, files, manifest
 from etude.runs.changes import CHANGES, Change, changes_of
 from etude.runs.documents import decode_json
-from etude.runs.finding import store_url
+from etude.runs.files import store_url
 from etude.runs.folder import MANIFEST, NOT_EXACT, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
 from etude.runs.metrics_log import START
 from etude.training.logs.outputs import Outputs, check

@@ -294,12 +294,9 @@ class Lock:
 
 
 class Published:
-    """Where a run is published besides its folder: nowhere. A run in an object store has another
-    one, see `etude.runs.stored`."""
+    """Where a run is published besides its folder: nowhere, or see `etude.runs.stored`."""
 
-    url = ""
-    folder = Path()
-    """The run's folder on this machine, if there is a URL."""
+    url, folder = "", Path()
 
     def report_to(self, say: Callable[[str], None]) -> None:
         """Where notices go."""

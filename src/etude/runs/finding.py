@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,15 +11,6 @@ _RECIPE = "recipe.yaml"
 _TEMPORARY = ".tmp-"
 _MAX_DEPTH = 5
 """Levels of folders that are searched for runs."""
-
-
-_STORE = re.compile(r"(s3a?|gs|az|azure|abfss?|adl):/{1,2}(?=[^/])")
-
-
-def store_url(path: str | Path) -> str:
-    """The URL of a place in an object store; "" for a path on a disk. A `Path` has one slash."""
-    found = _STORE.match(str(path))
-    return f"{found[1]}://{str(path)[found.end() :].rstrip('/')}" if found else ""
 
 
 def is_run(path: Path) -> bool:

@@ -7,19 +7,16 @@ import hashlib
 import json
 import os
 import re
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
-from etude.core.trees import Tree, is_array
-from etude.runs import checkpoint, files
+from etude.core.errors import Damaged, UsageError
+from etude.core.trees import Tree
+from etude.runs import files
 from etude.runs.documents import decode_sealed, encode_sealed
 from etude.runs.file_system import Lock, Published
-from etude.runs.finding import store_url
+from etude.runs.files import store_url
 from etude.runs.metrics_log import MetricsLog, Say
 
 RECIPE, MANIFEST, METRICS = "recipe.yaml", "manifest.json", "metrics.jsonl"
@@ -31,23 +28,9 @@ FILM = "film.gif"
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
 """Beginning of the manifest's statement about a run that is not exact."""
-_HASHES = "files"
+HASHES = "files"
 """Field of the manifest with the SHA-256 of the other texts of a run."""
-_TEXTS = r"(recipe\.yaml|manifest\.json|plan\.(txt|json)|summary\.json|wandb\.json|metrics\.jsonl)"
-_OWN_FILES = re.compile(
-    rf"{_TEXTS}|\.tmp-{_TEXTS}-[0-9]+|(recipe\.yaml|metrics\.jsonl)\.damaged(-[0-9]+)?"
-    r"|reporting\.log|\.lock|\.locked-[0-9]+|events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?"
-    r"|failures/[0-9-]+/(error\.txt|context\.json|reproduction\.safetensors)"
-    r"|replay/shard-[0-9]+/([a-z]+-[0-9]{12,}\.bin|(\.tmp-)?store\.json)"
-    r"|\.tmp-probe-[0-9-]+/((from/|to/)?[a-z]+)"
-    r"|evaluations/[\w-]+/(\.tmp-)?[\w.-]+\.(csv|json|txt|png|mp4|webp|gif)(-[0-9]+)?"
-)
-_OWN_FOLDERS = re.compile(
-    r"checkpoints|\.tmp-probe-[0-9-]+(/from|/to)?|failures(/[0-9-]+)?|replay(/shard-[0-9]+)?"
-    r"|evaluations(/([0-9]{12,}(-[a-z]+)?|checkpoints)(-[0-9]+)?)?"
-)
-"""Files and folders that Etude writes into a run folder, except checkpoints."""
-_MOST_TEXT = 1 << 20
+MOST_TEXT = 1 << 20
 """Most bytes of a recipe, manifest or plan, which have some thousands."""
 
 
@@ -92,7 +75,7 @@ class RunFolder:
         path = Path(path)
         _refuse_existing(path)
         texts = {RECIPE: recipe, PLAN: plan, PLAN_JSON: pretty(plan_json)}
-        texts[MANIFEST] = encode_sealed({**manifest, _HASHES: _hashes_of(texts)}).decode()
+        texts[MANIFEST] = encode_sealed({**manifest, HASHES: _hashes_of(texts)}).decode()
         files.make_folder(path.parent)
         temporary = files.free_path(path.with_name(f".tmp-{path.name}-{os.getpid()}"))
         lock, made = None, False
@@ -201,7 +184,7 @@ class RunFolder:
             document = decode_sealed(self.copies()["manifest"].encode())
         except ValueError as error:
             raise Damaged(path, f"{path} {error}.") from error
-        return {name: value for name, value in document.items() if name != _HASHES}
+        return {name: value for name, value in document.items() if name != HASHES}
 
     def mark_not_exact(self, reason: str) -> None:
         """Note in the manifest, permanently, why the run is no longer exact."""
@@ -217,7 +200,7 @@ class RunFolder:
         for name, text in texts.items():
             files.replace_file(self.path / name, [text.encode()])
         hashes = _hashes(self.copies()["manifest"]) | _hashes_of(texts)
-        text = encode_sealed({**manifest, _HASHES: hashes}).decode()
+        text = encode_sealed({**manifest, HASHES: hashes}).decode()
         files.replace_file(self.path / MANIFEST, [text.encode()])
         self._copies = {"recipe": self._copies_of(RECIPE), "manifest": text}
 
@@ -280,42 +263,6 @@ def _copy_of(path: Path) -> Published:
     return stored.copy_of(path)
 
 
-def has_seal(folder: Path) -> bool:
-    """Whether a folder has a manifest with Etude's seal, complete run or not."""
-    try:
-        return _HASHES in decode_sealed(_read(folder / MANIFEST), must=True)
-    except ValueError:
-        return False
-
-
-def find_foreign(folder: Path) -> Path | None:
-    """A path in a run folder that Etude does not write; None without any.
-
-    W&B's folder is skipped: its files are neither Etude's nor foreign.
-    """
-    waiting = [""]
-    while waiting:
-        inside = waiting.pop()
-        for name, is_folder in _entries(folder / inside):
-            path = f"{inside}{name}"
-            if is_folder and path in ("checkpoints", "wandb"):
-                continue
-            if not (_OWN_FOLDERS if is_folder else _OWN_FILES).fullmatch(path):
-                return folder / path
-            waiting += [f"{path}/"] if is_folder else []
-    for name, _ in _entries(folder / "checkpoints"):
-        if not checkpoint.is_written_by_save(folder / "checkpoints" / name):
-            return folder / "checkpoints" / name
-    return None
-
-
-def _entries(folder: Path) -> list[tuple[str, bool]]:
-    """[(name, whether it is a folder)] of a folder; [] if it is missing."""
-    with suppress(FileNotFoundError), os.scandir(folder) as found:
-        return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in found)
-    return []
-
-
 def _refuse_links(folder: Path) -> None:
     """Raise for symbolic links in an untrusted run folder, which could redirect writes.
 
@@ -355,7 +302,7 @@ def _is_whole(manifest: str) -> bool:
 
 def _hashes(manifest: str) -> dict[str, str]:
     """{name: SHA-256} of the texts in a manifest; {} if it is damaged."""
-    return dict(decode_sealed(manifest.encode()).get(_HASHES, {})) if _is_whole(manifest) else {}
+    return dict(decode_sealed(manifest.encode()).get(HASHES, {})) if _is_whole(manifest) else {}
 
 
 def _hashes_of(texts: dict[str, str]) -> dict[str, str]:
@@ -363,7 +310,7 @@ def _hashes_of(texts: dict[str, str]) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes:
-    return files.read_start(path, _MOST_TEXT)
+    return files.read_start(path, MOST_TEXT)
 
 
 def _sha256(data: bytes) -> str:
@@ -373,50 +320,3 @@ def _sha256(data: bytes) -> str:
 def pretty(document: Tree) -> str:
     """Indented JSON; values of other types are written by `repr`."""
     return json.dumps(document, indent=2, default=repr) + "\n"
-
-
-def report_failure(
-    error: BaseException, counters: Tree, run: RunFolder, say: Callable[[str], None]
-) -> None:
-    """Write and announce a failure report; a full disk must not hide the failure itself."""
-    arrays = error.arrays if isinstance(error, NonFinite) else {}
-    context = {"counters": counters, "error": type(error).__name__}
-    try:
-        report = f"Report: {write_failure(run, error, arrays, context)}"
-    except EtudeError as fault:
-        report = f"No report: {fault}"
-    say(f"The run failed; the last good checkpoint is untouched. {report}")
-
-
-def write_failure(run: RunFolder, exception: BaseException, arrays: Tree, context: Tree) -> Path:
-    """Write a failure report: traceback, arrays and context; returns its folder."""
-    from etude.runs import tensors  # imports torch, which commands that only read runs do not need
-
-    moment = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    folder = files.free_path(run.current_path / "failures" / moment)
-    files.make_folder(folder)
-    report = "".join(traceback.format_exception(exception))
-    files.write_file(folder / "error.txt", [report.encode(errors="replace")])
-    files.write_file(folder / "context.json", [pretty(context).encode()])
-    storable = _storable(arrays)
-    layout = tensors.layout(storable)
-    files.write_file(folder / "reproduction.safetensors", tensors.chunks(storable, layout))
-    files.fsync_folder(folder)
-    return folder
-
-
-def _storable(arrays: Tree, prefix: str = "") -> dict[str, Any]:
-    """{path: array} of the arrays in a tree that can be saved."""
-    from etude.runs import tensors
-
-    kept: dict[str, Any] = {}
-    for name, leaf in arrays.items():
-        if isinstance(leaf, dict):
-            kept |= _storable(leaf, f"{prefix}{name}/")
-        elif is_array(leaf):
-            try:
-                tensors.layout({f"{prefix}{name}": leaf})
-            except TypeError:
-                continue
-            kept[f"{prefix}{name}"] = leaf
-    return kept

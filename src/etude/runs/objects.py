@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from etude.core.errors import EtudeError, UsageError
-from etude.runs.finding import store_url
+from etude.runs.files import store_url
 
 T = TypeVar("T")
 Version = dict[str, str]
-"""What identifies a version of an object: its ETag, and a number where the store has one."""
+"""Identity of a version of an object: its ETag, and a number where the store has one."""
 PATIENCE = 60.0
 """Seconds for which a request that fails is repeated."""
 _QUICK = 5.0

@@ -8,10 +8,10 @@ A run trains in a folder of this machine. `publish` uploads the pieces of files 
 not have, and then replaces the index by one conditional write: a reader finds the folder as it was
 at one moment, or as it was before.
 
-The index is the lease too. Whoever wants to write a run replaces the index with the next epoch;
-a conditional write of an earlier writer, however late it arrives, then finds another version. A
-writer that has been silent for its `lease` by the store's clock is taken to be dead; if it is not,
-its next commit fails, and it ends.
+The index is the lease too. A process becomes the writer by replacing the index with one of the next
+epoch; a conditional write of an earlier writer, however late it arrives, then finds another
+version. A writer that has been silent for its `lease` by the store's clock counts as dead; if it is
+not, its next commit fails, and it ends.
 
 No name of an object is used twice, and a writer deletes only what its own index, or one that it
 began with, has named: late or doubled requests of one writer cannot remove what another needs.
@@ -50,7 +50,7 @@ from etude.runs.objects import Changed, Objects, StoreFault, Version, checked_ur
 INDEX = "run.json"
 FORMAT = 1
 LEASE = 30.0
-"""Seconds of silence after which a writer is taken to be dead."""
+"""Seconds of silence after which a writer counts as dead."""
 PIECE = 4 << 20
 """Most bytes of an object."""
 _SHORT = PIECE // 8
@@ -83,7 +83,7 @@ class Index:
     writer: str = ""
     """Random name of the writer."""
     holder: str = ""
-    """The writer's process; "" if nobody writes the run."""
+    """The writer's process; "" if no process writes the run."""
     lease: float = LEASE
     files: dict[str, Tree] = field(default_factory=dict)
     """{path: {"pieces": [[object, size], ...]}, {"link": name} or {}, which is a folder}; an object
@@ -145,7 +145,7 @@ class StoredRun(Published):
         self._swapping, self._ended = threading.Lock(), threading.Event()
         self._successor = ""
         self._behind = False
-        threading.Thread(target=self._stay_alive, daemon=True).start()
+        threading.Thread(target=self._stay_alive, name="alive", daemon=True).start()
 
     @classmethod
     def claim(cls, url: str, new: bool = False, lease: float | None = None) -> StoredRun:
