@@ -164,7 +164,7 @@ def step_seconds(env: BatchEnv) -> float:
     """The seconds that a control step takes in a film."""
     simulated = ability(env, MujocoEnv)
     if simulated is not None:
-        return simulated.dt
+        return float(simulated.dt)
     drawing = ability(env, Pictured)
     return 1.0 / drawing.step_rate if drawing is not None else 0.0
 
