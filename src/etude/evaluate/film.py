@@ -323,7 +323,8 @@ def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) 
     rate, every = _rates(scenes[0].footage)
     most = round(_MOVING_SECONDS * rate / every)
     writer, kept = _writer(film, rate, size), list[Image.Image]()
-    total = sum(len(range(0, scene.footage.moments, scene.footage.stride)) for scene in scenes)
+    filmed = [scene.footage for scene in scenes]
+    total = sum(len(range(each.begin, each.moments, each.stride)) for each in filmed)
     pictures = chain.from_iterable(_frames(scene, size) for scene in scenes)
     try:
         with waiting("drawing", total, "pictures") as wait:
