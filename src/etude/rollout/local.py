@@ -349,6 +349,10 @@ class CollectorWrapper:
     def __init__(self, inner: Collector) -> None:
         self._inner = inner
 
+    def wrap(self, wrapper: Callable[[Collector], Collector]) -> None:
+        """Put a wrapper around the inner collector, before anything is collected."""
+        self._inner = wrapper(self._inner)
+
     def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
         self._inner.report_to(say, not_exact)
 

@@ -60,19 +60,14 @@ class Loop:
 
         history: the log rows that a resumed run keeps.
         """
-        context = Context(self.clock, self.algorithm, self.board, lambda: self.best)
+        context = self.context()
         self.stopwatch.begin(self.clock.now.timesteps, history.last.get(ELAPSED, 0.0))
         for log in self.logs:
             log.begin(history)
         for callback in self.callbacks:
             callback.run_start(context)
         while not self.clock.finished:
-            self._iterate(context)
-            self._agree()
-            self._test(context)
-            self._agree()
-            self.board.record(self.curriculum.turn(self.clock))
-            self._log(context)
+            self.iteration(context)
             with self.stopwatch.phase("save"):
                 saved = self.saver.save_if_due(self.clock, urgent=self._agree())
             self.stop.boundary(self.clock.now.timesteps, saved)
@@ -82,6 +77,19 @@ class Loop:
         for callback in self.callbacks:
             callback.run_end(context)
         return True
+
+    def context(self) -> Context:
+        """The state of the run for its callbacks."""
+        return Context(self.clock, self.algorithm, self.board, lambda: self.best)
+
+    def iteration(self, context: Context) -> None:
+        """One iteration, from its rollout to its log row; a checkpoint may follow it."""
+        self._iterate(context)
+        self._agree()
+        self._test(context)
+        self._agree()
+        self.board.record(self.curriculum.turn(self.clock))
+        self._log(context)
 
     @property
     def best(self) -> Best | None:

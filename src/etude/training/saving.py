@@ -168,10 +168,13 @@ class Saver:
         self._saved[name] = without_arrays(training["algorithm"])
 
     def training_state(self) -> Tree:
+        """The content of a checkpoint's `training/`, with copies of recipe and manifest."""
+        return {**self.parts_state(), RUN: self._folder.copies()}
+
+    def parts_state(self) -> Tree:
+        """The state of every part."""
         state: Tree = {name: part.state_dict() for name, part in self._parts.items()}
-        state["saver"] = {"best": self.best_step, "num_saved": self.num_saved}
-        state[RUN] = self._folder.copies()
-        return state
+        return {**state, "saver": {"best": self.best_step, "num_saved": self.num_saved}}
 
     @waiting("reading the checkpoint")
     def restore(self, clock: Clock, say: Say, step: int | None = None) -> bool:
@@ -208,8 +211,15 @@ class Saver:
 
     def _load(self, found: tuple[str, Tree, Tree], clock: Clock) -> None:
         name, arrays, training = found
-        training = renumbered(training)
         path = self._folder.checkpoints / name
+        self.load(path, arrays, renumbered(training))
+        if self._ranks.is_first:
+            self._remember_all(path, training)
+            self._mark_again(clock)
+
+    def load(self, path: Path, arrays: Tree, training: Tree) -> None:
+        """Restore every part from the policy and the training state of a checkpoint; no file is
+        changed. path: of the checkpoint, for errors."""
         missing = sorted(self._parts.keys() - training.keys())
         if missing:
             raise UsageError(
@@ -224,9 +234,6 @@ class Saver:
         with checkpoint.explain_mismatch(path, "state of 'saver'"):
             self.best_step = training["saver"]["best"]
             self.num_saved = int(training["saver"]["num_saved"])
-        if self._ranks.is_first:
-            self._remember_all(path, training)
-            self._mark_again(clock)
 
     def _newest(self, say: Say, before: int | None = None) -> tuple[str, Tree, Tree] | None:
         """Name, policy and training state of the newest checkpoint that verifies."""

@@ -37,6 +37,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -71,7 +72,7 @@ from etude.data.store.sampling import (
     choose,
     read_multi_step,
 )
-from etude.runs.files import Disk
+from etude.runs.files import Disk, copy_start
 
 __all__ = ["DamagedStore", "EpisodeStore", "StoreGeometry", "Subsets", "Transitions"]
 _LOGS = ("steps", "finals", "episodes")
@@ -558,6 +559,17 @@ class EpisodeStore:
     def check_blocks(self) -> None:
         """Read every block of a sealed dataset; raises `DamagedStore` at the first bad one."""
         self._settle(self._load_logs(read_json(self.path / SEAL), verify=True))
+
+    @classmethod
+    def copy(cls, path: Path, state: Tree, to: Path) -> None:
+        """Copy what belongs to a `state` of the store at `path` to a new folder, which
+        `load_state_dict` then continues; the store may be in use by another process."""
+        store = cls(path, read_geometry(path), None)
+        to.mkdir(parents=True)
+        shutil.copyfile(path / DESCRIPTION, to / DESCRIPTION)
+        for name, log in store._logs.items():
+            for file, size in log.written(state[name]).items():
+                copy_start(file, to / file.name, size, log.block_bytes)
 
     @classmethod
     def examine(cls, path: Path, state: Tree | None = None) -> dict[Path, str]:
