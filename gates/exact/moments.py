@@ -7,7 +7,7 @@ trained with a callback that keeps everything: each fragment, the metrics of eac
 hashes of the policy and of the algorithm's state after each iteration. Then random moments (run,
 step, environment) are replayed from the finished run's folder. Of each, the episode's observations,
 actions, rewards and log-probabilities must have the recorded bits, and so must the metrics and
-hashes of its iteration. `--ray`: so many moments of a run that Ray actors collected, which are
+hashes of its iteration. `--ray`: number of moments of a run that Ray actors collected, which are
 replayed on threads.
 """
 
@@ -63,12 +63,12 @@ class Everything(Callback):
 
 
 def hashes(algorithm: Any) -> tuple[str, str]:
-    """Of the policy's arrays and of the algorithm's state."""
+    """Hashes of the policy's arrays and of the algorithm's state."""
     return digest(dict(algorithm.policy_parts()[0])), digest(algorithm.state_dict())
 
 
 class Iteration(Watch):
-    """What the learner does in the iterations that are computed again."""
+    """Keeps the metrics of gradient steps that are computed again."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, float]] = []
@@ -138,10 +138,9 @@ def main(arguments: list[str] | None = None) -> int:
     needs = {"moments": options.moments + options.ray}
     with Gate("moments", options, needs=needs) as gate, tempfile.TemporaryDirectory() as scratch:
         draw = np.random.default_rng(0)
-        shares = np.bincount(
-            np.arange(options.moments) % len(options.methods), minlength=len(options.methods)
-        )
-        work = [(name, METHODS[name], int(n), {}) for name, n in zip(options.methods, shares)]
+        names = options.methods
+        many = [len(range(i, options.moments, len(names))) for i in range(len(names))]
+        work = [(n, METHODS[n], count, {}) for n, count in zip(names, many, strict=True)]
         cluster = None
         if options.ray:
             cluster = start(2)

@@ -7,14 +7,15 @@ constant, or another function of a library. A run with the fault is compared wit
 iteration, the phase, the gradient step, the tensor and, of a flipped bit, the number in it must be
 found exactly, in at most log2(iterations) + 2 resumes.
 
-`--commits`: a repository of so many commits, of which one at random changes bits of a recipe. It
-must be found, with its phase.
+`--commits`: number of commits of a repository, of which one at random changes bits of a recipe, for
+each of four phases. It must be found, with its phase.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 
 import etude
+from etude.cli.commits import first_change
 from etude.compare.bisect import Bisection, bisect
 from etude.data import returns
 from etude.models.networks import Normaliser
@@ -43,13 +45,14 @@ from gates.lib.report import Gate, parse
 from gates.lib.short_runs import short_run
 from toys import tiny_reach
 
+SOURCE = Path(etude.__file__).parent
 NOW = {"iteration": -1, "step": -1}
 """Where the run with the fault is."""
 
 
 @dataclass
 class Fault:
-    """A fault, and what must be found of it."""
+    """A fault, and the findings that it must lead to."""
 
     kind: str
     iteration: int
@@ -60,7 +63,7 @@ class Fault:
     place: tuple[int, ...] | None = None
 
     def wrong(self, found: Bisection, iterations: int) -> str:
-        """What was found wrongly; "" if all is right."""
+        """Describe the wrong findings; "" if all are right."""
         first = found.difference
         if first is None:
             return f"nothing was found: {' '.join(found.notes)}"
@@ -108,19 +111,27 @@ def at(iteration: int) -> bool:
 
 def faults(recipe: Recipe, iterations: int, draw: Any) -> Iterator[Fault]:
     """Faults of all kinds in turn, each in a random place."""
-    config, is_ppo = recipe.collector, recipe.algorithm.kind == "ppo"
+    is_ppo = recipe.algorithm.kind == "ppo"
     kinds = (observation_bit, rewards_scaled, weight_bit, moment_bit, other_adam, normaliser_bit)
     kinds += (return_bit, lambda_changed, loss_scaled) if is_ppo else (critic_constant,)
     kinds += (evaluation_changed,)
+    idle = -(-getattr(recipe.algorithm, "warmup_steps", 0) // recipe_steps(recipe)) + 2
     while True:
         for kind in kinds:
-            yield kind(recipe, int(draw.integers(config.lag + 2, iterations - 1)), draw)
+            yield kind(recipe, int(draw.integers(idle, iterations - 1)), draw)
+
+
+def recipe_steps(recipe: Recipe) -> int:
+    """Environment steps of an iteration."""
+    return recipe.collector.num_envs * recipe.algorithm.rollout_steps
 
 
 def observation_bit(recipe: Recipe, k: int, draw: Any) -> Fault:
     group = int(draw.integers(recipe.collector.num_groups))
     row = int(draw.integers(recipe.collector.envs_per_group))
-    place = (row, int(draw.integers(recipe.algorithm.rollout_steps)), int(draw.integers(3)))
+    # Not the first step: the replay compares it with what it expects, and refuses another.
+    step = int(draw.integers(1, recipe.algorithm.rollout_steps))
+    place = (row, step, int(draw.integers(3)))
 
     def wrap(collect: Any) -> Any:
         def wrapped(self: Any, broadcast: Any, iteration: int) -> Any:
@@ -296,6 +307,16 @@ def evaluation_changed(recipe: Recipe, k: int, draw: Any) -> Fault:
     return Fault("evaluation constant", k, "evaluation", name.__eq__, plant)
 
 
+def judged(
+    fault: Fault, recipe: Recipe, folder: Path, good: Path, iterations: int
+) -> tuple[str, int]:
+    """(what was found wrongly of a fault, number of resumes)."""
+    with fault.planted():
+        bad = etude.train(recipe, folder)
+    found = bisect(bad.path, good, contexts=(fault.planted, ExitStack))
+    return fault.wrong(found, iterations), found.resumes
+
+
 def recipes_of(gate: Gate, scratch: Path, names: list[str]) -> Iterator[tuple[str, Recipe]]:
     """Recipes that evaluate and log in every iteration."""
     every = {
@@ -311,14 +332,62 @@ def recipes_of(gate: Gate, scratch: Path, names: list[str]) -> Iterator[tuple[st
         yield name, base.replace(**every, **normalises)
 
 
+EDITS = {
+    "collect": ("rollout/group.py", "= result.reward\n", "= result.reward * 1.001\n"),
+    "ingest": ("rl/ppo.py", "div_(spread + 1e-8)", "div_(spread + 1e-4)"),
+    "update": ("rl/base.py", "BETA1, BETA2 = 0.9, 0.999", "BETA1, BETA2 = 0.9, 0.9991"),
+    "normaliser": (
+        *("models/networks.py", "merge_moments(known, moments)"),
+        "merge_moments(moments, known)",
+    ),
+}  # fmt: skip
+"""{phase: (file, text, changed text)} of a commit that changes bits."""
+
+
+def planted_commit(scratch: Path, count: int, phase: str, draw: Any) -> str:
+    """Why the one commit of `count` that changes bits is not found; "" if it is."""
+    root = scratch / f"repository-{phase}"
+    shutil.copytree(SOURCE, root / "src" / "etude", ignore=shutil.ignore_patterns("__pycache__"))
+    chosen, commits = int(draw.integers(1, count)), list[str]()
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=gate", "-c", "user.email=gate@example.org")
+        done = subprocess.run(
+            ["git", *who, *words], cwd=root, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q")
+    for number in range(count):
+        if number == chosen:
+            name, text, changed = EDITS[phase]
+            file = root / "src" / "etude" / name
+            assert text in file.read_text(), f"{name} has changed: choose another edit"
+            file.write_text(file.read_text().replace(text, changed))
+        (root / "README.md").write_text(f"{number}\n")
+        git("add", "-A")
+        git("commit", "-qm", f"change {number}")
+        commits.append(git("rev-parse", "HEAD"))
+    found = first_change("reach-short", commits[0], commits[-1], repository=root)
+    if found is None or found.commit != commits[chosen]:
+        return f"found {found} instead of change {chosen}"
+    print(found.sentence(), flush=True)
+    if found.phase != phase or found.probes > math.log2(count) + 2:
+        return f"phase {phase}: {found.sentence()}"
+    return ""
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--recipes", nargs="+", default=["ppo", "sac"])
     parser.add_argument("--commits", type=int, default=10)
-    smallest = {"faults": 2, "recipes": ["ppo"], "commits": 0}
+    smallest = {"faults": 3, "recipes": ["ppo"], "commits": 0}
     options = parse(parser, smallest, arguments)
-    needs = {"faults": options.faults, **({"commits": options.commits} if options.commits else {})}
+    needs = {
+        "faults": options.faults,
+        **({"commits": options.commits * len(EDITS)} if options.commits else {}),
+    }
     missed, resumes = 0, [0]
     with Gate("planted", options, needs=needs) as gate, tempfile.TemporaryDirectory() as scratch:
         draw = np.random.default_rng(0)
@@ -327,12 +396,10 @@ def main(arguments: list[str] | None = None) -> int:
             iterations = int(good.history().last["iterations"])
             coming = faults(recipe, iterations, draw)
             for number in range(options.faults // len(options.recipes)):
-                fault = next(coming)
-                with fault.planted():
-                    bad = etude.train(recipe, Path(scratch) / name / f"bad-{number}")
-                found = bisect(bad.path, good.path, contexts=(fault.planted, ExitStack))
-                resumes.append(found.resumes)
-                if wrong := fault.wrong(found, iterations):
+                fault, folder = next(coming), Path(scratch) / name / f"bad-{number}"
+                wrong, many = judged(fault, recipe, folder, good.path, iterations)
+                resumes.append(many)
+                if wrong:
                     missed += 1
                     gate.fail(f"{name}, {fault.kind} in iteration {fault.iteration}: {wrong}")
                 gate.count("faults")
@@ -340,8 +407,13 @@ def main(arguments: list[str] | None = None) -> int:
         gate.figure("faults not found exactly", missed, at_most=0)
         gate.figure("most resumes", max(resumes), at_most=math.log2(12) + 2)
         if options.commits:
-            wrong_commits = planted_commit(gate, Path(scratch), options.commits, draw)
-            gate.figure("commits not found", wrong_commits, at_most=0)
+            lost = 0
+            for phase in EDITS:
+                if wrong := planted_commit(Path(scratch), options.commits, phase, draw):
+                    gate.fail(f"commits: {wrong}")
+                    lost += 1
+                gate.count("commits", options.commits)
+            gate.figure("commits not found", lost, at_most=0)
     return gate.code
 
 

@@ -36,13 +36,14 @@ from etude.core.trees import Tree, copy_arrays
 from etude.data.store.episodes import EpisodeStore
 from etude.planning.recipe import Recipe, Resolved, code_roots, load, parsed, with_changes
 from etude.planning.resolve import resolve
-from etude.rollout.local import CollectorWrapper, OverlappedCollector, Placement
+from etude.rollout.local import CollectorWrapper, OverlappedCollector
+from etude.rollout.placement import Placement
 from etude.runs import checkpoint, manifest
 from etude.runs.changes import Change, changes_of
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import DiskHistory
 from etude.training.evaluation import AnyEvaluator, EvaluationResult
-from etude.training.loop import Loop
+from etude.training.loop import Context, Loop
 from etude.training.saving import RUN, renumbered, step_of
 
 FREE_COLUMNS = ("time/", "system/")
@@ -183,6 +184,9 @@ class _Scratch(RunFolder):
 
     def metrics_log(self, say: Callable[[str], None] = lambda text: None) -> Any:
         return self._rows
+
+    def copies(self) -> Tree:
+        return {}
 
     def mark_not_exact(self, reason: str) -> None:
         self._notes.append(f"Not exact: {reason}.")
@@ -346,7 +350,7 @@ class Rewound:
         """(policy, training): copies of what a checkpoint of this moment holds."""
         loop, saver = self._parts.loop, self._parts.loop.saver
         policy = copy_arrays(loop.algorithm.policy_parts()[0])
-        return policy, copy_arrays(saver.parts_state())
+        return policy, copy_arrays(saver.training_state())
 
     def _build(self, recipe: Recipe, start: Start) -> None:
         placed = Placement(kind="local", threads=self._threads).applied(recipe.collector)
@@ -362,7 +366,7 @@ class Rewound:
         loop = parts.loop
         collector = loop.collector
         if isinstance(collector, OverlappedCollector):
-            collector.wrap(watched)
+            collector._inner = watched(collector._inner)
         else:
             collector = watched(collector)
         self._loop = replace(
@@ -375,7 +379,8 @@ class Rewound:
             start_policy(self.run.recipe, parts.algorithm)
         else:
             loop.saver.load(start.path, start.policy, {**start.training, "metrics": {}})
-        self._context = self._loop.context()
+        board, algorithm = self._loop.board, self._loop.algorithm
+        self._context = Context(self._loop.clock, algorithm, board, lambda: self._loop.best)
 
     def _copy_replay(self, start: Start) -> None:
         """Copy the experience that a checkpoint names into the scratch folder."""

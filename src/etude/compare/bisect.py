@@ -21,6 +21,7 @@ import torch
 from etude.building.rewind import FREE_COLUMNS, Rewound, Watch, rewound
 from etude.core.contracts import Algorithm, BatchMetrics, Fragment
 from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.core.metrics import step_of
 from etude.core.output import waiting
 from etude.core.trees import Tree, is_array, leaves
 from etude.planning import FREE, among
@@ -36,7 +37,7 @@ PHASES = ("start", "collect", "ingest", "update", "normaliser", "evaluation", "l
 _MOST_KEPT = 1 << 30
 """Bytes of policies of single gradient steps that are kept to be compared."""
 Context = Callable[[], AbstractContextManager[Any]]
-"""What is entered while one of the runs is computed."""
+"""Makes a context in which one of the runs is computed."""
 
 
 class Difference(NamedTuple):
@@ -44,13 +45,13 @@ class Difference(NamedTuple):
 
     iteration: int
     step: int
-    """Of the run, at the beginning of the iteration."""
+    """Step of the run at the beginning of the iteration."""
     phase: str
     gradient_step: int | None
-    """Of the iteration, counted from 0, in the phase "update"."""
+    """Number of the gradient step in the iteration, from 0, in the phase "update"."""
     tensor: str
     place: tuple[int, ...]
-    """Of the first number that differs; () for a single number."""
+    """Index of the first number that differs; () for a single number."""
     values: tuple[Any, Any]
     differing: int
     """Numbers of this tensor that differ."""
@@ -149,7 +150,7 @@ def _fragment(fragment: Fragment) -> Tree:
 
 
 def _working(algorithm: Algorithm) -> Tree:
-    """What an algorithm keeps of a rollout until its update has ended."""
+    """The tensors of a rollout that an algorithm keeps until its update has ended."""
     inner = vars(algorithm)
     found: Tree = {}
     for name, value in inner.items():
@@ -241,8 +242,8 @@ def bisect(
     folders = [RunFolder.open(Path(path), write=False) for path in (a, b)]
     notes = _recipe_notes(folders, trust)
     row = _first_row(folders)
-    last, differs = _last_equal(folders)
-    bound = min(x for x in (row, differs, _end(folders)) if x is not None)
+    last, differs = _last_equal(folders, row)
+    bound = min(x for x in (row and row[0], differs, _end(folders)) if x is not None)
     if row is None and differs is None:
         say("All log rows and checkpoints that both runs have are equal.")
         return Bisection(None, 0, 0, notes)
@@ -318,12 +319,12 @@ def _recipe_notes(folders: list[RunFolder], trust: bool) -> list[str]:
     return [f"The recipes differ in {n}: {x!r} and {y!r}." for n, (x, y) in found.items()]
 
 
-def _first_row(folders: list[RunFolder]) -> int | None:
-    """The iteration at the end of the first log rows that differ; None if those in both agree."""
+def _first_row(folders: list[RunFolder]) -> tuple[int, int] | None:
+    """(iteration, step) of the first log rows that differ; None if those in both agree."""
     for x, y in zip(*(DiskHistory(folder.metrics) for folder in folders), strict=False):
         names = [n for n in x.keys() & y.keys() if not n.startswith(FREE_COLUMNS)]
         if any(repr(x[n]) != repr(y[n]) for n in names):
-            return int(x["iterations"])
+            return int(x["iterations"]), step_of(x)
     return None
 
 
@@ -332,11 +333,14 @@ def _end(folders: list[RunFolder]) -> int:
     return min(int(DiskHistory(folder.metrics).last.get("iterations") or 0) for folder in folders)
 
 
-def _last_equal(folders: list[RunFolder]) -> tuple[int | None, int | None]:
+def _last_equal(
+    folders: list[RunFolder], row: tuple[int, int] | None
+) -> tuple[int | None, int | None]:
     """Iterations of the last checkpoint that both share, and of the first that differs, found by
-    bisection; None without any."""
+    bisection; None without any. row: the first that differs, before which the last is."""
     paths = [{p.name: p for p in checkpoint.resumable(f.checkpoints)} for f in folders]
     names = sorted(paths[0].keys() & paths[1].keys())
+    names = [name for name in names if row is None or int(name) < row[1]]
     low, high = -1, len(names)
     found: dict[int, int] = {}
 

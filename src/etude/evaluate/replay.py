@@ -62,9 +62,9 @@ from etude.runs.folder import RunFolder
 Say = Callable[[str], None]
 PAGE, TABLE, DATASET = "page.html", "table.csv", "dataset"
 _PICTURE, _RATE = (480, 270), 15.0
-"""Size of the page's pictures in pixels, and at most so many per second of the episode."""
+"""Size of the page's pictures in pixels, and most pictures per second of the episode."""
 _BYTES_PER_SECOND = 60_000
-"""Of pictures in the page, before base64: with the curves less than 5 MB per minute."""
+"""Bytes of pictures per second of film, before base64: less than 5 MB per minute with curves."""
 _QUALITIES = (60, 45, 30, 18, 8)
 
 
@@ -196,7 +196,7 @@ class Episode:
     advantage, probability ratio; NaN where a step has none."""
     terminated: bool
     ending: str
-    """What ended it; "" if it is cut."""
+    """The cause of its end; "" if it is cut."""
     success: bool | None
     statistics: dict[str, float]
     names: dict[str, list[str]]

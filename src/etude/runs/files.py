@@ -195,16 +195,6 @@ def make_folder(path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def copy_start(path: Path, to: Path, size: int, whole: int) -> None:
-    """Copy the first `size` bytes of a file into a sparse file of `whole` bytes, for scratch."""
-    with explain_os_errors("read", path), open_regular(path) as source, to.open("wb") as target:
-        left = size
-        while left and (block := source.read(min(left, BLOCK))):
-            target.write(block)
-            left -= len(block)
-        target.truncate(whole)
-
-
 def new_folder(path: Path) -> None:
     """Create one folder that must not exist yet; the caller fsyncs its parent."""
     with explain_os_errors("create the folder", path):

@@ -60,7 +60,7 @@ class Loop:
 
         history: the log rows that a resumed run keeps.
         """
-        context = self.context()
+        context = Context(self.clock, self.algorithm, self.board, lambda: self.best)
         self.stopwatch.begin(self.clock.now.timesteps, history.last.get(ELAPSED, 0.0))
         for log in self.logs:
             log.begin(history)
@@ -77,10 +77,6 @@ class Loop:
         for callback in self.callbacks:
             callback.run_end(context)
         return True
-
-    def context(self) -> Context:
-        """The state of the run for its callbacks."""
-        return Context(self.clock, self.algorithm, self.board, lambda: self.best)
 
     def iteration(self, context: Context) -> None:
         """One iteration, from its rollout to its log row; a checkpoint may follow it."""

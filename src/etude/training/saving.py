@@ -168,13 +168,10 @@ class Saver:
         self._saved[name] = without_arrays(training["algorithm"])
 
     def training_state(self) -> Tree:
-        """The content of a checkpoint's `training/`, with copies of recipe and manifest."""
-        return {**self.parts_state(), RUN: self._folder.copies()}
-
-    def parts_state(self) -> Tree:
-        """The state of every part."""
         state: Tree = {name: part.state_dict() for name, part in self._parts.items()}
-        return {**state, "saver": {"best": self.best_step, "num_saved": self.num_saved}}
+        state["saver"] = {"best": self.best_step, "num_saved": self.num_saved}
+        state[RUN] = self._folder.copies()
+        return state
 
     @waiting("reading the checkpoint")
     def restore(self, clock: Clock, say: Say, step: int | None = None) -> bool:

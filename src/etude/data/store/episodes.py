@@ -72,7 +72,7 @@ from etude.data.store.sampling import (
     choose,
     read_multi_step,
 )
-from etude.runs.files import Disk, copy_start
+from etude.runs.files import BLOCK, Disk, explain_os_errors, open_regular
 
 __all__ = ["DamagedStore", "EpisodeStore", "StoreGeometry", "Subsets", "Transitions"]
 _LOGS = ("steps", "finals", "episodes")
@@ -569,7 +569,7 @@ class EpisodeStore:
         shutil.copyfile(path / DESCRIPTION, to / DESCRIPTION)
         for name, log in store._logs.items():
             for file, size in log.written(state[name]).items():
-                copy_start(file, to / file.name, size, log.block_bytes)
+                _copy_start(file, to / file.name, size, log.block_bytes)
 
     @classmethod
     def examine(cls, path: Path, state: Tree | None = None) -> dict[Path, str]:
@@ -591,3 +591,13 @@ class EpisodeStore:
         except DamagedStore as error:
             found[error.path] = error.what
         return found
+
+
+def _copy_start(path: Path, to: Path, size: int, whole: int) -> None:
+    """Copy the first `size` bytes of a file into a sparse file of `whole` bytes, for scratch."""
+    with explain_os_errors("read", path), open_regular(path) as source, to.open("wb") as target:
+        left = size
+        while left and (block := source.read(min(left, BLOCK))):
+            target.write(block)
+            left -= len(block)
+        target.truncate(whole)

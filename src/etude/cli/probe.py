@@ -99,22 +99,17 @@ class Probe:
 
 
 def main(name: str, iterations: str, output: str, *options: str) -> None:
-    import etude
+    from etude import api
+    from etude.cli.options import parse
     from etude.cli.target import find_target
+    from etude.cli.train import TrainCommand
 
-    recipe = find_target([name, *options])[0]
-    try:
-        from etude.cli.options import parse
-        from etude.cli.train import TrainCommand
-
-        recipe = parse("train", TrainCommand, [*options], TrainCommand(recipe=recipe)).recipe
-    except Exception:
-        if options:
-            raise
-    probe = Probe(int(iterations))
+    recipe, rest = find_target([name, *options])
+    recipe = parse("train", TrainCommand, rest, TrainCommand(recipe=recipe)).recipe
+    probe: Any = Probe(int(iterations))
     with tempfile.TemporaryDirectory() as scratch:
-        etude.train(recipe, Path(scratch) / "run", callbacks=[probe])
-    Path(output).write_text(json.dumps({"source": etude.__file__, "log": probe.log}))
+        api.train(recipe, Path(scratch) / "run", callbacks=[probe])
+    Path(output).write_text(json.dumps({"source": api.__file__, "log": probe.log}))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def _probe(
         source = tree / "src" if (tree / "src").is_dir() else tree
         # Its own modules are found first; its recipes' files are relative to it.
         path = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH", "")]))
-        words = [sys.executable, str(PROBE), recipe, str(iterations), str(output), *options]
+        words = [sys.executable, "-P", str(PROBE), recipe, str(iterations), str(output), *options]
         with waiting(f"training with {commit[:10]}"):
             done = subprocess.run(
                 words,
