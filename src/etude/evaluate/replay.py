@@ -52,9 +52,7 @@ from etude.evaluate.viewer.sources import Source
 from etude.models.policies import BasePolicy, make_policy, map_features
 from etude.planning import recipes
 from etude.planning.recipe import Resolved
-from etude.rl.dagger import DAgger
 from etude.rl.off_policy import OffPolicy
-from etude.rl.ppo import PPO
 from etude.rollout.group import Group
 from etude.runs import files
 from etude.runs.folder import RunFolder
@@ -129,8 +127,10 @@ class Recorder(Watch):
 
 
 def _part(algorithm: Any, env: int) -> tuple[Any, int] | None:
-    """(shard, row in it) of an environment; None if another rank has it or there is none."""
-    for number, shard in zip(algorithm.local_shards, algorithm.shards, strict=True):
+    """(shard, row in it) of an environment, of algorithms with shards of a rollout as PPO's; None
+    of others."""
+    shards = getattr(algorithm, "shards", [])
+    for number, shard in zip(getattr(algorithm, "local_shards", ()), shards, strict=False):
         envs = algorithm.geometry.shard_envs(number)
         if envs.start <= env < envs.stop:
             return shard, env - envs.start
@@ -138,9 +138,9 @@ def _part(algorithm: Any, env: int) -> tuple[Any, int] | None:
 
 
 @torch.no_grad()
-def _values(algorithm: Algorithm, env: int, fragment: Fragment) -> dict[str, Array]:
+def _values(algorithm: Any, env: int, fragment: Fragment) -> dict[str, Array]:
     """{name: [steps]} that the algorithm computed of an environment's steps before its update."""
-    if isinstance(algorithm, PPO) and (found := _part(algorithm, env)) is not None:
+    if (found := _part(algorithm, env)) is not None:
         shard, row = found
         steps = algorithm.geometry.steps
         named = {"value": shard.values, "return": shard.returns, "advantage": shard.advantages}
@@ -151,17 +151,17 @@ def _values(algorithm: Algorithm, env: int, fragment: Fragment) -> dict[str, Arr
         actions = algorithm.put(fragment.actions[row]).clamp(-1.0, 1.0)
         value = algorithm.critics.min_q(algorithm.policy.prepare(seen), actions)
         return {"value": value.cpu().numpy()}
-    if isinstance(algorithm, DAgger) and algorithm.lesson is not None:
-        labels = algorithm.lesson.labels
+    if (lesson := getattr(algorithm, "lesson", None)) is not None:
+        labels = lesson.labels
         mine = labels.reshape(-1, algorithm.geometry.steps, labels.shape[-1])[env].cpu().numpy()
         return {f"teacher's action[{i}]": mine[:, i].copy() for i in range(mine.shape[1])}
     return {}
 
 
 @torch.no_grad()
-def _ratios(algorithm: Algorithm, env: int) -> dict[str, Array]:
+def _ratios(algorithm: Any, env: int) -> dict[str, Array]:
     """{"ratio": [steps]}: probabilities of the actions after the update over those before."""
-    if not isinstance(algorithm, PPO) or (found := _part(algorithm, env)) is None:
+    if (found := _part(algorithm, env)) is None:
         return {}
     shard, row = found
     if shard.images:  # half of the segments are mirror images now
