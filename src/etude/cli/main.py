@@ -43,6 +43,8 @@ etude trains robot skills.
   etude check  TASK                           test whether an environment keeps the contract
   etude data   inspect|import|record|...      datasets of demonstrations; `etude data` lists all
   etude motion list|show|check|import         motions that a robot can track
+  etude env    list|create NAME               Python environments for simulations that need other
+                                              versions, for --env.python
   etude fsck   RUN                            check every file of a run, and what can be recovered
   etude doctor                                examine this machine: versions, speed, disk, rendering
   etude completion bash|zsh                   print a script that completes commands in a shell
@@ -222,6 +224,7 @@ VERBS: Verbs = {
     "check": lazy("etude.cli.check"),
     "data": lazy("etude.cli.data"),
     "motion": lazy("etude.cli.motion"),
+    "env": lazy("etude.cli.env"),
     "fsck": lazy("etude.cli.fsck"),
     "doctor": lazy("etude.cli.doctor"),
     "completion": lazy("etude.cli.completion"),
