@@ -101,6 +101,14 @@ def test_films_run_in_real_time() -> None:
         assert shown.moment_rate / shown.stride == pytest.approx(rate)
 
 
+def test_a_floor_does_not_end_before_the_robot() -> None:
+    wall = '<geom type="plane" size="3 1 .1" pos="9 0 1" zaxis="-1 0 0"/>'
+    env = of_model(HIDDEN.replace("</worldbody>", wall + "</worldbody>"))
+    seen, planes = decorated(env), env.simulation.model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
+    assert seen.geom_size[planes, :2].tolist() == [[0, 0], [3, 1]], "0 is drawn without an end"
+    assert env.simulation.model.geom_size[planes, 0].tolist() == [5, 3], "the simulation's stays"
+
+
 def test_a_hidden_robot_is_shown_and_followed() -> None:
     env = of_model(HIDDEN)
     plain, seen = env.simulation.model, decorated(env)
