@@ -34,8 +34,12 @@ etude trains robot skills.
   etude report RUN... [-o page.html]          write a page about runs that opens without a network
   etude replay RUN --at STEP [--env I]        show any training episode again, bit for bit: a page
                                               with a timeline, a film, a table, a dataset
+  etude inspect RUN --at STEP                 show losses, gradients, samples and activations of the
+                                              learner in an iteration; two steps side by side
   etude bisect RUN_A RUN_B                    find the iteration, phase and number in which two runs
                                               first differ; RECIPE --between GOOD,BAD: the commit
+  etude fork   RUN --at STEP --section.key value
+                                              branch a run at a step with another setting
   etude play   RUN [--web]                    watch the policy in MuJoCo's viewer, or the browser
   etude demo   [reach|pick-place|walk-go1]    watch a trained policy that comes with this package
   etude export RUN --to DIR                   export the policy as ONNX with its description
@@ -219,7 +223,9 @@ VERBS: Verbs = {
     "compare": lazy("etude.cli.compare"),
     "report": lazy("etude.cli.report"),
     "replay": lazy("etude.cli.travel", "run_replay"),
+    "inspect": lazy("etude.cli.travel", "run_inspect"),
     "bisect": lazy("etude.cli.travel", "run_bisect"),
+    "fork": lazy("etude.cli.travel", "run_fork"),
     "play": lazy("etude.cli.watching", "run_play"),
     "demo": lazy("etude.cli.watching", "run_demo"),
     "export": lazy("etude.cli.share", "run_export"),
