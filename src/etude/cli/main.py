@@ -32,6 +32,10 @@ etude trains robot skills.
                                               --resume FOLDER
   etude compare RUN... [--at STEPS]           compare runs: curves and scores over seeds
   etude report RUN... [-o page.html]          write a page about runs that opens without a network
+  etude replay RUN --at STEP [--env I]        show any training episode again, bit for bit: a page
+                                              with a timeline, a film, a table, a dataset
+  etude bisect RUN_A RUN_B                    find the iteration, phase and number in which two runs
+                                              first differ; RECIPE --between GOOD,BAD: the commit
   etude play   RUN [--web]                    watch the policy in MuJoCo's viewer, or the browser
   etude demo   [reach|pick-place|walk-go1]    watch a trained policy that comes with this package
   etude export RUN --to DIR                   export the policy as ONNX with its description
@@ -214,6 +218,8 @@ VERBS: Verbs = {
     "sweep": lazy("etude.cli.sweep"),
     "compare": lazy("etude.cli.compare"),
     "report": lazy("etude.cli.report"),
+    "replay": lazy("etude.cli.travel", "run_replay"),
+    "bisect": lazy("etude.cli.travel", "run_bisect"),
     "play": lazy("etude.cli.watching", "run_play"),
     "demo": lazy("etude.cli.watching", "run_demo"),
     "export": lazy("etude.cli.share", "run_export"),
