@@ -92,7 +92,7 @@ def strike(recipe: Path, scratch: Path, options: argparse.Namespace) -> dict[str
 
 
 def added(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts added, lists joined, and dicts of either likewise."""
+    """Sums of counts, joined lists, and the same within dicts."""
     whole: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = [part[name] for part in parts if name in part]
