@@ -90,6 +90,8 @@ GATES = {
         ),
     ),
     "sweep": Entry("exact.sweep"),
+    "moments": Entry("exact.moments"),
+    "planted": Entry("exact.planted"),
     "same_bits": Entry("exact.same_bits", ("--seeds 20", "--recipe ant --seeds 2 --actors 2")),
     "not_finite": Entry("faults.not_finite", ("--cases 200",)),
     "memory": Entry("speed.memory", ("--iterations 2",)),

@@ -222,6 +222,25 @@ def sweep(bench: Bench) -> list[str]:
 
 
 @product
+def moments(bench: Bench) -> list[str]:
+    bench.measures("moment", "", "another state of the learner", "")
+    recipe = SimpleNamespace(replace=lambda **_: None)
+    bench.put("short_run", lambda *_: recipe)
+    bench.put("etude", SimpleNamespace(train=lambda *_, **__: SimpleNamespace(path=bench.run)))
+    return ["--moments", "3" if bench.way != "nothing" else "0", "--ray", "0", "--methods", "PPO"]
+
+
+@product
+def planted(bench: Bench) -> list[str]:
+    bench.measures("judged", ("", 2), ("phase collect instead of update", 2), ("", 0))
+    run = SimpleNamespace(path=bench.run, history=lambda: SimpleNamespace(last={"iterations": 12}))
+    bench.put("etude", SimpleNamespace(train=lambda *_, **__: run))
+    bench.put("planted_commit", lambda *_: "" if bench.way == "good" else "not found")
+    words = ["--faults", "3" if bench.way != "nothing" else "0", "--recipes", "ppo"]
+    return [*words, "--commits", "2"]
+
+
+@product
 def same_bits(bench: Bench) -> list[str]:
     def one_run(recipe: Any, seed: int, folder: Path, **collector: Any) -> str:
         if bench.way == "crash":
