@@ -66,6 +66,8 @@ numpy. `etude train --help` shows the options that are changed most often, and
 """
 _TRAINING = (["train"], ["resume"], ["sweep"])
 """Commands whose result is a run folder, so that a lost output does not end them."""
+_READING = ("eval", "report", "compare", "play", "view", "export", "bundle", "verify", "fsck")
+"""Commands that read folders of runs, for which runs in object stores are downloaded."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,6 +112,11 @@ def _run_verb(arguments: list[str]) -> int:
         print(f"etude {version('etude')}")
         return 0
     try:
+        if arguments[:1] and arguments[0] in _READING and any("://" in text for text in arguments):
+            from etude.cli.copies import downloaded
+
+            with downloaded(arguments) as copied:
+                return run_verb("etude", USAGE, VERBS, copied)
         return run_verb("etude", USAGE, VERBS, arguments)
     except EtudeError:
         raise
