@@ -133,6 +133,7 @@ GATES = {
         ),
     ),
     "ray_transients": Entry("faults.ray_transients", ("--moments 50",)),
+    "preemptions": Entry("faults.preemptions", ("--preemptions 200",)),
     "ray_head": Entry("faults.ray_head", ("--strikes 20",)),
 }
 """All gates by the names of their results, in the order in which `make gate` runs them."""

@@ -619,6 +619,25 @@ def rank_faults(bench: Bench) -> list[str]:
 
 
 @product
+def preemptions(bench: Bench) -> list[str]:
+    def strike(recipe: Path, scratch: Path, options: Any) -> dict[str, Any]:
+        if bench.way == "crash":
+            raise Broken
+        found: dict[str, Any] = {"faults": [], "counts": {"kills": 3}, "runs": ["s3://one"]}
+        found |= {"starts": {"SIGKILL": [4.0], "SIGTERM": []}, "notices": [], "repeated": [1.0]}
+        found |= {"requests": 9, "faults of requests": {}, "fingerprints": ["the same"]}
+        found["commits"] = [["run.json", 1, 1, "a"], ["run.json", 2, 2, "b"]]
+        if bench.way == "wrong":  # the first writer again, after its successor
+            found["commits"].append(["run.json", 1, 3, "a"])
+        return found | ({"counts": {}, "fingerprints": []} if bench.way == "nothing" else {})
+
+    bench.put("strike", strike)
+    bench.put("fingerprint", lambda run: "the same")
+    bench.put("etude", SimpleNamespace(train=lambda recipe, path: SimpleNamespace(path=path)))
+    return ["--preemptions", "3"]
+
+
+@product
 def ray_head(bench: Bench) -> list[str]:
     def strike(folder: Path, *_: Any) -> tuple[int, str, float]:
         if bench.way == "crash":

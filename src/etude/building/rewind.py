@@ -97,25 +97,25 @@ class _WatchedCollector(CollectorWrapper):
 
 class _WatchedAlgorithm:
     def __init__(self, inner: Algorithm, watch: Watch) -> None:
-        self._inner, self._watch = inner, watch
+        self.inner, self._watch = inner, watch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        metrics = self._inner.ingest(fragments, clock)
-        self._watch.ingested(self._inner)
+        metrics = self.inner.ingest(fragments, clock)
+        self._watch.ingested(self.inner)
         return metrics
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
-        for metrics in self._inner.batches(clock, key):
-            self._watch.stepped(self._inner, metrics)
+        for metrics in self.inner.batches(clock, key):
+            self._watch.stepped(self.inner, metrics)
             yield metrics
 
     def end_iteration(self) -> dict[str, float]:
-        self._watch.updated(self._inner)
-        metrics = self._inner.end_iteration()
-        self._watch.normalised(self._inner, metrics)
+        self._watch.updated(self.inner)
+        metrics = self.inner.end_iteration()
+        self._watch.normalised(self.inner, metrics)
         return metrics
 
 
@@ -292,7 +292,7 @@ class Rewound:
     ) -> None:
         self.folder, self.iteration, self.watch = folder, iteration, watch
         self.notes: list[str] = []
-        self._scratch, self._threads, self._parts = scratch, threads, cast(Parts, None)
+        self.scratch, self._threads, self._parts = scratch, threads, cast(Parts, None)
         recipe = with_changes(load(folder.recipe, trust), folder, trust)
         geometry = recipe.algorithm.geometry(recipe)
         loops = recipe.algorithm.loops(recipe, geometry)
@@ -356,7 +356,7 @@ class Rewound:
         placed = Placement(kind="local", threads=self._threads).applied(recipe.collector)
         self.run: Resolved = resolve(recipe.replace(collector=placed))
         self._copy_replay(start)
-        folder = _Scratch(self._scratch, self._rows, self.notes)
+        folder = _Scratch(self.scratch, self._rows, self.notes)
         parts = self._parts = build(self.run, folder)
         watch = self.watch
 
@@ -387,7 +387,7 @@ class Rewound:
         stores = start.training.get("algorithm", {}).get("stores", {})
         for number, name in enumerate(sorted(stores)):
             part = f"replay/shard-{number}"
-            source, target = self.folder.path / part, self._scratch / part
+            source, target = self.folder.path / part, self.scratch / part
             if source.is_dir() and not target.exists():
                 EpisodeStore.copy(source, stores[name], target)
 

@@ -1,4 +1,4 @@
-"""`etude replay` and `etude bisect`: any moment of a training again, and where two first differ."""
+"""`etude replay`, `inspect`, `bisect` and `fork`: any moment of a training again."""
 
 from __future__ import annotations
 
@@ -94,6 +94,34 @@ def run_replay(arguments: list[str]) -> int:
     return 0
 
 
+class InspectCommand(Trusting, Reporting):
+    """Show the learner in the iteration of a step: losses per term, gradient norms per layer, the
+    minibatch and the samples with the largest contributions to its gradient, dead units, saturated
+    actions, the normaliser. Two runs or two steps are shown side by side."""
+
+    aliases = {"at": "step"}  # noqa: RUF012
+
+    runs: Positional[tuple[str, ...]] = Field(description="The folder of a run, or of two.")
+    at: tuple[int, ...] = Field((), description="A step of the run, or two: 20000,40000.")
+    threads: int | None = Field(
+        None, ge=1, le=THREADS, description="Collector threads; default those of the run."
+    )
+
+
+def run_inspect(arguments: list[str]) -> int:
+    """Show the learner at one moment, or at two; the exit code."""
+    command = parse("inspect", InspectCommand, arguments)
+    if not command.at or not command.runs:
+        raise UsageError("Say at which step of which run: etude inspect RUN --at STEP.")
+    from etude.evaluate.inspection import inspect, text
+
+    pairs = [(Path(run), step) for run in command.runs for step in command.at]
+    say = _silent if command.json_output else _say
+    found = [inspect(run, step, say, command.trust, command.threads) for run, step in pairs]
+    command.show(found[0] if len(found) == 1 else found, text(found))
+    return 0
+
+
 class BisectCommand(Trusting, Reporting):
     """Find where two runs that should be the same first differ: the iteration, the phase (collect,
     ingest, update, normaliser, evaluation), the tensor and the number in it. Or, with --between,
@@ -173,3 +201,54 @@ def _say(text: str) -> None:
 
 def _silent(text: str) -> None:
     """Print nothing."""
+
+
+class ForkCommand(Trusting):
+    """Branch a run at a step, with other settings from there on: --SECTION.FIELD VALUE as of `etude
+    resume`. The branch is a run of its own that begins with the history both share, which is not
+    trained again; a page shows it beside the run."""
+
+    aliases = {"at": "step", "folder": "out to"}  # noqa: RUF012
+
+    run: Positional[str] = Field(description="The folder of the run to branch from.")
+    at: int | None = Field(None, ge=0, description="A step of the run.")
+    folder: str | None = Field(None, description="The branch's folder; default RUN-fork-STEP.")
+    beside: tuple[str, ...] = Field((), description="Other branches for the page.")
+
+
+def run_fork(arguments: list[str]) -> int:
+    """Branch a run and train the branch; the exit code."""
+    own = {f"--{name}" for name in ForkCommand.model_fields} | HELP
+    settings = list[str]()
+    words = list[str]()
+    for word in arguments:
+        is_option = word.startswith("-")
+        inside = _is_setting(word, own) if is_option else settings[-1:] == [_pending(settings)]
+        (settings if inside else words).append(word)
+    command = parse("fork", ForkCommand, words)
+    if command.at is None:
+        raise UsageError("Say at which step: etude fork RUN --at STEP --section.field value.")
+    from etude.building.forking import fork
+    from etude.cli.report import run as report
+    from etude.cli.train import run_resume
+    from etude.runs import files
+
+    parent = Path(command.run)
+    name = f"{parent.name}-fork-{command.at}"
+    folder = Path(command.folder) if command.folder else files.free_path(parent.with_name(name))
+    step = fork(parent, command.at, folder, command.trust)
+    _say(f"{folder} shares the {step:,} steps of {parent}; they are not trained again.")
+    try:
+        run_resume([str(folder), *settings])
+    except UsageError:
+        if not any(folder.glob("events.*")):  # refused before it began
+            files.remove_tree(folder)
+        raise
+    report([str(parent), *command.beside, str(folder), "-o", str(folder / "beside.html")])
+    return 0
+
+
+def _pending(settings: list[str]) -> str | None:
+    """The last word of settings, if it is an option that waits for its value."""
+    last = settings[-1] if settings else ""
+    return last if last.startswith("--") and "=" not in last else None
