@@ -69,7 +69,7 @@ class Registry(Catalogue, Generic[C]):
 
             found = load_object(name, "module:Class")
         elif name in self._removed:
-            raise UsageError(self._removed[name])
+            raise ValueError(self._removed[name])
         else:
             context = {"discriminator": "'kind'", "tag": name, "expected_tags": self._known()}
             raise PydanticKnownError("union_tag_invalid", context)

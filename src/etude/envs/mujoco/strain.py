@@ -1,4 +1,4 @@
-"""What a policy asks of its robot's body: saturated torques, joint ranges, self-penetration."""
+"""Measurements of what a policy asks of its robot: torques, joint ranges, self-penetration."""
 
 from __future__ import annotations
 
