@@ -164,6 +164,11 @@ class TrackConfig(TaskConfig):
     lowest: float | None = Field(
         None, description="Height of the base below which an episode ends, m."
     )
+    aligned: bool = Field(
+        True,
+        description="Rewards of bodies' positions and orientations leave out the errors of the "
+        "anchor's horizontal position and heading.",
+    )
     measure: bool = Field(False, description="Report the errors of each episode in mm.")
     observation_delay: tuple[Late, Late] = Field(
         (0, 0), description="Delay of each sensor in control steps: minimum and maximum."
@@ -315,8 +320,8 @@ class TrackConfig(TaskConfig):
         terms: dict[str, Term] = {
             "anchor_position": tracking.track_anchor_position(motion, std.anchor_position),
             "anchor_orientation": tracking.track_anchor_orientation(motion, std.anchor_orientation),
-            "positions": tracking.track_positions(motion, std.positions),
-            "orientations": tracking.track_orientations(motion, std.orientations),
+            "positions": tracking.track_positions(motion, std.positions, self.aligned),
+            "orientations": tracking.track_orientations(motion, std.orientations, self.aligned),
             "velocities": tracking.track_velocities(motion, std.velocities),
             "spins": tracking.track_spins(motion, std.spins),
             "action_rate": rewards.action_rate,
