@@ -20,6 +20,11 @@ from etude.data.motion import rotations as rot
 from etude.data.motion.motions import Motion, columns_of
 
 PREFIX = "humanoid3d_"
+NAMES = (
+    *("backflip", "cartwheel", "crawl", "dance_a", "dance_b", "getup_facedown", "getup_faceup"),
+    *("jump", "kick", "punch", "roll", "run", "spin", "spinkick", "walk", "all"),
+)
+"""Names of the published clips, and that of all of them."""
 NUM_NUMBERS = 44
 _COLUMNS = {
     "chest": 8,

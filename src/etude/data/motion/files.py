@@ -86,9 +86,10 @@ def load(
 
 
 def _is_clip(name: str, folder: str | None) -> bool:
-    """Whether a name is that of a clip, not of a file or folder."""
+    """Whether a name is that of a clip. A folder of the name of one, such as run, is ./run."""
     inside = (Path(name), Path(folder or "").expanduser() / name)
-    return name.isidentifier() and not any(path.exists() for path in inside)
+    known = name in clips.NAMES or not any(path.exists() for path in inside)
+    return name.isidentifier() and known
 
 
 def read(path: Path) -> Motion:
