@@ -16,7 +16,9 @@ from torch.nn import functional
 
 import etude
 from etude.core.errors import UsageError
-from etude.rl.xqc import EPSILON, MOMENTUM, STDS, two_hot
+from etude.rl.xqc import EPSILON, MOMENTUM, STDS, XQCConfig, two_hot
+from golden_runs import RUNS
+from test_exact_resume import killed_runs
 
 SIZE = 32
 
@@ -71,7 +73,9 @@ def test_critics_normalise_as_torch_does(training: bool) -> None:
     agent = shuffled(plain_agent("xqc", num_critics=3))
     for name, parameter in agent.critics.named_parameters():
         if name.startswith(("mean", "variance", "norm_weight", "bias")):
-            parameter.data += torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter.data += torch.rand(
+                parameter.shape, generator=torch.Generator().manual_seed(1)
+            )
     batch = random_batch(SIZE)
     features = agent.policy.prepare(batch.obs)
     inputs = torch.cat([features["critic"], batch.actions], -1)
@@ -95,7 +99,10 @@ def test_one_step_by_hand() -> None:
     critics, atoms = agent.critics, torch.linspace(-span, span, 51)
     with torch.no_grad():
         actions, log_probs = agent.policy.sample(after, noise[1])
-        one, two = torch.cat([x["critic"], batch.actions], -1), torch.cat([after["critic"], actions], -1)
+        one, two = (
+            torch.cat([x["critic"], batch.actions], -1),
+            torch.cat([after["critic"], actions], -1),
+        )
         first, second = logits_by_torch(critics, torch.cat([one, two]), True)
         values = torch.stack([part[SIZE:].softmax(-1) @ atoms for part in (first, second)])
         soft = values.amin(0) - 0.3 * log_probs
@@ -167,7 +174,9 @@ def test_every_value_is_an_atom_before_there_are_rewards() -> None:
 def test_it_is_refused_where_it_cannot_learn(tmp_path: Path) -> None:
     recipe = etude.recipes.find("pick-place-sac")
     algorithm = {"kind": "xqc", "capacity": 200_000}
-    with pytest.raises(UsageError, match="in place of layer norm: leave policy.layer_norm at off"):
+    with pytest.raises(
+        UsageError, match="in place of layer norm"
+    ):
         etude.plan(recipe.replace(algorithm=algorithm, policy__layer_norm="critic"))
     offline = etude.recipes.find("offline")
     with pytest.raises(UsageError, match="xqc learns in an environment, whose returns"):
@@ -176,3 +185,15 @@ def test_it_is_refused_where_it_cannot_learn(tmp_path: Path) -> None:
                 algorithm={"kind": "xqc", "dataset": str(tmp_path)}, policy__kind="squashed"
             )
         )
+
+
+@pytest.mark.rotated
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    """With two shards and delayed actors: statistics, span and weights come back."""
+    recipe = RUNS["sac"](tmp_path)
+    sizes = ("rollout_steps", "batch_size", "warmup_steps", "train_batches", "capacity")
+    kept = {name: getattr(recipe.algorithm, name) for name in sizes}
+    recipe = recipe.replace(
+        algorithm=XQCConfig(**kept, actor_interval=2, return_steps=2), learner__shards=2
+    )
+    assert sum(killed_runs(recipe, tmp_path, kills=5, seed=13).values()) == 5

@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,8 +151,8 @@ def prepare() -> None:
 def _scratch() -> Iterator[Path]:
     """A folder for one compilation, below the one of torch's compiler.
 
-    Whoever finds that nothing else is compiling removes what is left there, also of processes that
-    were killed.
+    A process that finds that no other is compiling removes what is left there, also of processes
+    that were killed.
     """
     cache = folder()
     handle = os.open(cache, os.O_RDONLY)
@@ -175,6 +176,8 @@ def _compile(traced: Traced, threads: int, library: Path, about: Path) -> None:
     from torch._inductor import aot_compile
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # Torch's own, of a name that it renames; users can do nothing about it.
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
     with _scratch() as scratch:
         try:
             graph = make_fx(traced.function, tracing_mode="fake")(*traced.example)
