@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,8 @@ from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
 from etude.runs.changes import changes_of
 from etude.runs.documents import decode_sealed
-from etude.runs.folder import PLAN, RunFolder, default_path
+from etude.runs.files import store_url
+from etude.runs.folder import PLAN, RunFolder, default_path, publish_to
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.evaluation import summarise
 from etude.training.logs.outputs import Outputs, apart, check
@@ -73,7 +75,7 @@ class Run:
 
     def __init__(self, path: str | Path, trust: bool = False) -> None:
         """Open a run; trust: the code that its recipe names may run, now and later."""
-        self.folder = RunFolder.open(Path(path), write=False)
+        self.folder = RunFolder.open(path, write=False)
         try:
             self.recipe = recipes.load(self.folder.recipe, trust)
         except UsageError:
@@ -84,6 +86,7 @@ class Run:
 
     @property
     def path(self) -> Path:
+        """Its folder on this machine; of a run in an object store, that of a copy."""
         return self.folder.path
 
     def rows(self) -> list[dict[str, Any]]:
@@ -264,7 +267,8 @@ def train(
 ) -> Run:
     """Plan a recipe, then train it in a new run folder.
 
-    path: the run's folder; by default a new one in runs/. say: called with messages. on_phase:
+    path: the run's folder, or a URL such as s3://bucket/runs/one, which keeps it in an object store
+    (docs/object-stores.md); by default a new folder in runs/. say: called with messages. on_phase:
     called with the name of each phase (collect, train, test, save). console: by default a line of
     progress in a notebook, and on a terminal that is standard error; without either, or with False,
     nothing is printed. True shows what the recipe's `logs.console` says, as the command does; with
@@ -279,7 +283,7 @@ def train(
             assert path is not None
             from etude.building.resuming import continue_run
 
-            return Run(continue_run(ranks, Path(path), outputs, console))
+            return Run(continue_run(ranks, path, outputs, console))
         recipe = with_start_checkpoint(recipe, ranks)
         compare(ranks, recipe)
         first, _ = on_first(ranks, lambda: (resolve(recipe), None))
@@ -289,7 +293,7 @@ def train(
         with open_folder(ranks, create) as folder, explain_out_of_memory(folder.path):
             out = outputs_of(run, folder, console, outputs, ranks)
             headline = (folder.path / PLAN).read_text().partition("\n")[0]
-            lines = (headline, f"Run folder: {folder.path}", device_line(run))
+            lines = (headline, f"Run folder: {folder.name}", device_line(run))
             for line in (*lines, *rank_notes(recipe, ranks.size)):
                 out.say(line)
             parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
@@ -338,11 +342,16 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     recipe = run.recipe
     check(recipe.logs)
     plan = make_plan(run, ranks=ranks.size)
-    target = Path(path) if path else default_path(recipes.title(recipe), recipe.seed)
-    check_plan(plan.bytes, target, say)
-    file_system.check(target.parent, plan.bytes["checkpoint"], recipe.checkpoint.keep_last, say)
     document, text = manifest_of(run, plan, ranks), recipes.dump(recipe)
-    folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
+    with ExitStack() as undo:
+        published = publish_to(path, recipe.checkpoint.lease)
+        undo.callback(published.close)
+        named = Path(path) if path else default_path(recipes.title(recipe), recipe.seed)
+        target = published.folder if published.url else named
+        check_plan(plan.bytes, target, say)
+        file_system.check(target.parent, plan.bytes["checkpoint"], recipe.checkpoint.keep_last, say)
+        folder = RunFolder.create(target, text, render(plan), plan.to_json(), document, published)
+        undo.pop_all()
     user_code.remember_trust(folder.recipe, recipes.texts(recipe))
     return folder
 
@@ -353,6 +362,10 @@ def _exists(path: str | Path | None) -> bool:
             "torchrun has restarted this run without the name of its folder: name it with "
             "--folder, or continue with `etude resume RUN`."
         )
+    if url := store_url(path):
+        from etude.runs import stored
+
+        return stored.exists(url)
     return Path(path).exists()
 
 
@@ -387,7 +400,7 @@ def resume(
         total_timesteps, collector, checkpoint, trust, pause_after, dict(changes or {})
     )
     with joined() as ranks:
-        path = continue_run(ranks, Path(path), outputs, console, options)
+        path = continue_run(ranks, path, outputs, console, options)
     return Run(path)
 
 

@@ -49,7 +49,7 @@ LSTM = changed(short_recipes.find("reach-at-scale-short"), clock={"total_timeste
 RRD = short_recipes.find("episodic-short")
 """SAC, its replay, and learned rewards."""
 MOTIONS = tiny_motions().model_copy(update={"name": "motions"})
-"""A curriculum over motions, whose rows restart at each epoch's end."""
+"""A curriculum over motions, whose weights change with every iteration."""
 WALK = short_recipes.find("walk-go1-short")
 """A randomised task on rough ground, with a curriculum over its levels."""
 ROTATED = pytest.mark.rotated

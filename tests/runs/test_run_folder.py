@@ -25,8 +25,10 @@ from safetensors.numpy import load_file
 
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.runs import checkpoint, files, metrics_log
-from etude.runs.folder import REPORTING, RunFolder, default_path, find_foreign, write_failure
+from etude.runs.failures import write_failure
+from etude.runs.folder import REPORTING, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, MetricsLog, chain_of, planned_position
+from etude.runs.pruning import find_foreign
 
 NO_BYTES = hashlib.sha256().hexdigest()
 HOLD = """

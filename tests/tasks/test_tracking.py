@@ -231,6 +231,36 @@ def test_start_noise_stays_within_its_bounds(tmp_path: Path) -> None:
     assert 0.1 < balls.max() <= 0.1 * np.sqrt(3) + 1e-9
 
 
+@pytest.mark.parametrize("loops", [False, True])
+def test_starts_follow_the_curriculum_and_episodes_report_where_they_fail(
+    tmp_path: Path, loops: bool
+) -> None:
+    env = figure_config(tmp_path, figure_motion(loops=loops), max_episode_steps=200).build(400)
+    motion_of(env).follow({"starts": np.array([[0, 0.25, 0, 0.75]])})
+    env.reset(KEY)
+    motion = motion_of(env)
+    span = 50 if loops else 41  # at 50 per second; 10 frames are left at a start without a loop
+    second, fourth = np.arange(span // 4, span // 2 + 1), np.arange(3 * span // 4, span)
+    assert np.isin(motion.start, [*second, *fourth]).all()  # the start is rounded down to a frame
+    assert 0.65 < np.isin(motion.start, fourth).mean() < 0.85
+    start = motion.start.copy()
+    for steps in range(1, 200):
+        result = env.step(np.ones((400, 4), np.float32))
+        ends = result.final_envs[(env.episode == 1)[result.final_envs]]
+        if len(ends):
+            chosen = np.isin(result.final_envs, ends)
+            played = result.episodes["played"][chosen]
+            np.testing.assert_allclose(result.episodes["start"][chosen], start[ends] / span)
+            left = np.inf if loops else 1 - start[ends] / span
+            np.testing.assert_allclose(played, np.minimum(steps / span, left), atol=1e-8)
+            assert loops or (result.episodes["start"][chosen] + played < 1).all()
+        if (env.episode >= 1).all():
+            break
+    assert (env.episode >= 1).all()
+    with pytest.raises(UsageError, match="weights"):
+        motion.follow({"starts": np.ones((2, 4))})
+
+
 def test_evaluation_plays_each_motion_from_its_first_frame_to_its_end(tmp_path: Path) -> None:
     config = figure_config(tmp_path, max_episode_steps=10).for_evaluation()
     env = config.replace(mean_distance=None).build(2)
@@ -335,6 +365,7 @@ def short_run(folder: Path, threads: int = 2) -> Recipe:
     recipe = recipes.find("track").replace(env=config)
     return changed(
         recipe,
+        motions={"enabled": True},
         policy={"hidden": (16,)},
         collector={"num_envs": 16, "envs_per_group": 4, "threads": threads},
         algorithm={"rollout_steps": 8, "minibatch_size": 64},

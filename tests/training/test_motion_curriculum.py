@@ -1,4 +1,4 @@
-"""The curriculum over motions in whole runs: learned from evaluation, exact, and never zero."""
+"""The curriculum over motions in whole runs: learned from failures, exact, and never zero."""
 
 from __future__ import annotations
 
@@ -10,63 +10,107 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 import etude
 import short_recipes
 from etude.api import Interrupted, Run, resume, train
 from etude.cli import main as cli
-from etude.core.clock import Clock, Loops
 from etude.core.contracts import EnvSpec, Fragment
 from etude.core.errors import UsageError
 from etude.core.trees import copy_arrays, digest
 from etude.planning import recipes
 from etude.planning.plan import make_curriculum
 from etude.runs import checkpoint
-from etude.training.curriculum import MotionCurriculum, MotionCurriculumConfig
+from etude.training.curriculum import MotionCurriculumConfig
 from etude.training.loop import Callback, Context
+from etude.training.practice import (
+    MotionCurriculum,
+    floor,
+    practice_weights,
+    run_up_weights,
+    visited,
+)
 from run_hash import run_hash
 from toy_envs import BOX
 from toys import changed, tiny_motions
 
-NEST = Loops(6, 1, 2, 100, 1)
-"""Epochs of two iterations."""
+
+def ended(motion: int, start: float, played: float, success: int) -> dict[str, Any]:
+    """The statistics of one episode."""
+    values = {"motion": motion, "start": start, "played": played, "is_success": success}
+    return {name: np.array([float(value)]) for name, value in values.items()}
 
 
-def evaluation(*success: float) -> dict[str, Any]:
-    return {"motion": np.arange(float(len(success))), "is_success": np.array(success)}
+@given(start=st.floats(0, 0.999), played=st.floats(0, 3), bins=st.integers(1, 12), data=st.data())
+def test_parts_that_an_episode_was_in(start: float, played: float, bins: int, data: Any) -> None:
+    """Every place of an episode is in one of them, and each of them has a place of the episode."""
+    (found,) = visited(np.array([start]), np.array([played]), bins)
+    place = start + data.draw(st.floats(0, 1)) * played
+    assert found[int(place * bins) % bins]
+    for part in range(int(start * bins) + 1, int((start + played) * bins) + 1):
+        assert found[part % bins]
+    assert found.sum() == min(bins, int((start + played) * bins) - int(start * bins) + 1)
 
 
-def test_an_evaluation_counts_from_the_next_epoch_on() -> None:
-    one = MotionCurriculum(MotionCurriculumConfig(enabled=True, mix=0.5, decay=0.0), 4)
-    clock, even = Clock(NEST), [0.25] * 4
-    one.evaluated(evaluation(0, 1, 1, 1))
-    clock.advance(1, 0)
-    metrics = one.turn(clock)  # in the middle of an epoch
-    assert one.broadcast()["weights"].tolist() == even
-    assert metrics == {
-        "curriculum/failing": 1.0,
-        "curriculum/largest_weight": 0.25,
-        "curriculum/round": 0.0,
-    }
-    one.evaluated(evaluation(1, 0, 1, 1))  # evaluation and epoch end together: evaluation first
-    clock.advance(1, 0)
-    assert one.turn(clock)["curriculum/round"] == 1.0
-    assert one.broadcast()["weights"].tolist() == [0.125, 0.625, 0.125, 0.125]
-    assert one.broadcast()["round"] == 1
+def test_failure_rates_are_those_of_a_part_among_episodes_that_came_to_it() -> None:
+    one = MotionCurriculum(MotionCurriculumConfig(enabled=True, decay=0.0), 2, 4)
+    assert one.broadcast()["starts"].tolist() == [[0.125] * 4] * 2
+    metrics = one.update(
+        [
+            ended(1, 0.1, 0.5, 0),  # through parts 0 and 1, and fails in part 2
+            ended(1, 0.5, 0.45, 1),  # through parts 2 and 3
+            ended(1, 0.8, 0.1, 0),  # fails in part 3
+            ended(0, 0.9, 0.2, 0),  # a loop: from part 3, and fails in part 0
+        ]
+    )
+    np.testing.assert_allclose(one.rates, [[1, 0, 0, 0], [0, 0, 1 / 2, 1 / 2]])
+    assert metrics["curriculum/failing"] == 3.0
+    two = MotionCurriculum(MotionCurriculumConfig(enabled=True, decay=0.5), 1, 1)
+    for success in (0, 0, 1, 1):
+        two.update(
+            [{name: np.array([v]) for name, v in [("motion", 0.0), ("is_success", success)]}]
+        )
+    # Failures 1/8 + 1/4 of 1/8 + 1/4 + 1/2 + 1 episodes.
+    np.testing.assert_allclose(two.rates, [[0.375 / 1.875]])
+
+
+def test_failures_are_practised_from_the_run_up() -> None:
+    rates = np.zeros((2, 5))
+    rates[0, 3], rates[1, 0] = 0.7, 0.2
+    found = run_up_weights(rates, 3, 0.5)
+    np.testing.assert_allclose(found[0], np.array([0, 1, 2, 4, 0]) * 0.1)
+    np.testing.assert_allclose(found[1], [0.2, 0, 0, 0, 0])  # nothing before the first part
+
+
+@given(
+    rates=arrays(np.float64, (3, 4), elements=st.floats(0, 1)),
+    mix=st.floats(0, 0.95),
+    run_up=st.integers(1, 6),
+)
+def test_no_part_has_probability_zero(rates: Any, mix: float, run_up: int) -> None:
+    spread = run_up_weights(rates, run_up, 0.8)
+    np.testing.assert_allclose(spread.sum(axis=1), rates.sum(axis=1))
+    weights = practice_weights(spread, mix)
+    assert weights.sum() == pytest.approx(1.0)
+    assert weights.min() >= floor(12, mix) - 1e-12
+    order = spread.ravel().argsort()
+    assert (np.diff(weights.ravel()[order]) >= -1e-12).all()
 
 
 def test_it_goes_on_from_its_state() -> None:
-    one, two = (MotionCurriculum(MotionCurriculumConfig(enabled=True), 3) for _ in range(2))
-    clock = Clock(NEST)
-    for success in ((0, 1, 1), (0, 0, 1)):
-        one.evaluated(evaluation(*success))
-        clock.advance(1, 0)
-        one.turn(clock)
+    one, two = (MotionCurriculum(MotionCurriculumConfig(enabled=True), 3, 10) for _ in range(2))
+    for played in (0.2, 0.35):
+        one.update([ended(1, 0.3, played, 0), ended(2, 0.0, played, 1)])
         two.load_state_dict(copy_arrays(one.state_dict()))
         assert digest(two.state_dict()) == digest(one.state_dict())
         assert digest(two.broadcast()) == digest(one.broadcast())
-    one.broadcast()["weights"][:] = 0.0  # what was sent out is nobody else's
-    assert one.weights.sum() == pytest.approx(1.0)
+    before = digest(one.state_dict())
+    one.broadcast()["starts"][:] = 0.0
+    one.state_dict()["visits"][:] = 0.0
+    assert digest(one.state_dict()) == before
 
 
 class Watch(Callback):
@@ -92,26 +136,20 @@ def whole(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, 
 
 
 def test_what_fails_is_practised_more(whole: tuple[int, Run, Watch]) -> None:
-    lag, run, watch = whole
+    _, run, watch = whole
     rows = run.rows()
-    assert [row["curriculum/round"] for row in rows] == [0, 1, 1, 2, 2, 3, 3, 4]
-    assert [row["curriculum/failing"] for row in rows][-1] == 1
-    weights = [row["curriculum/largest_weight"] for row in rows]
-    assert weights[0] == pytest.approx(1 / 3)
-    assert weights == sorted(weights)
-    assert 0.8 < weights[-1] < 0.8 + 0.2 / 3 + 1e-9
+    assert rows[-1]["curriculum/failing"] == 1
+    # Of three motions the one that always fails gets 0.8, and its third of the rest.
+    assert rows[-1]["curriculum/largest_weight"] == pytest.approx(0.8 + 0.2 / 3)
     assert "rollout/motion" not in rows[-1]
-    restarts = [2, 4, 6] if lag == 0 else [3, 5, 7]
-    assert [i for i, restarted in enumerate(watch.restarted) if restarted] == restarts
-    late = np.concatenate(watch.motions[restarts[1] :])
+    assert not any(watch.restarted)
+    late = np.concatenate(watch.motions[4:])
     assert (late == 0).mean() > 0.6
     assert (late > 0).any()
 
 
 @pytest.mark.parametrize("stop_at", [3, 4, 5])
-def test_it_resumes_exactly_around_a_new_round(
-    stop_at: int, whole: tuple[int, Run, Watch], tmp_path: Path
-) -> None:
+def test_it_resumes_exactly(stop_at: int, whole: tuple[int, Run, Watch], tmp_path: Path) -> None:
     lag, untouched, _ = whole
     path = tmp_path / "run"
     with pytest.raises(Interrupted):
@@ -135,9 +173,7 @@ def test_the_plan_says_what_happens_and_is_right(whole: tuple[int, Run, Watch]) 
     lag, run, _ = whole
     plan = etude.plan(tiny_motions(lag))
     (note,) = (note for note in plan.notes if "motions" in note)
-    assert note.startswith("3 motions")
-    assert "at least 6.67%" in note
-    assert "at the end of every epoch" in note
+    assert "3 motions, each, with a probability of at least 6.67%" in note
     assert plan.counts == run.summary()["counts"]
     saved = (run.path / "checkpoints" / "final").resolve()
     size = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
@@ -184,8 +220,10 @@ def test_it_can_be_asked_for_on_the_command_line(capsys: pytest.CaptureFixture[s
     assert "no motions" in capsys.readouterr().err
 
 
-def test_whole_episodes_cannot_be_cut() -> None:
+def test_replay_may_practise_too() -> None:
+    """Nothing is cut off by new weights, so that algorithms with whole episodes have them too."""
     content = recipes.find("sac").model_dump(mode="json")
     content |= tiny_motions().model_dump(mode="json", include={"env", "motions", "evaluation"})
-    with pytest.raises(UsageError, match="whole episodes"):
-        etude.plan(recipes.validated(content, "a test"))
+    assert any(
+        "3 motions" in note for note in etude.plan(recipes.validated(content, "a test")).notes
+    )

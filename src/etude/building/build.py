@@ -93,6 +93,7 @@ def build(
     algorithm = learner.algorithm
     collector, evaluator = make_collection(run, learner, key, clock, ranks)
     collector.report_to(say, folder.mark_not_exact)
+    folder.published.report_to(say)
     board = Board(spec.statistics, metrics_of(recipe))
     curriculum = make_curriculum(recipe, spec)
     state: dict[str, Stateful] = {
@@ -259,7 +260,7 @@ def refuse_to_repeat(folder: RunFolder, clock: Clock) -> None:
         fault = EtudeError(
             f"torchrun has restarted this run after a number that was not finite (see {found})."
             f" A run is exact, so the same would happen again: change its cause, then "
-            f"`etude resume {folder.path}`."
+            f"`etude resume {folder.name}`."
         )
         fault.exit_code = NonFinite.exit_code
         raise fault
@@ -365,8 +366,8 @@ class Interrupted(EtudeError):
 
     exit_code = RESUMABLE
 
-    def __init__(self, path: Path, what: str = "Stopped and saved.") -> None:
-        super().__init__(f"{what} Continue with: etude resume {path}")
+    def __init__(self, name: str, what: str = "Stopped and saved.") -> None:
+        super().__init__(f"{what} Continue with: etude resume {name}")
 
 
 def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
@@ -379,7 +380,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
         raise  # not a failure of this run that a resume should report
     except (Exception, SystemExit) as error:
         if ranks.is_first:  # which also raises failures of other ranks
-            from etude.runs.folder import report_failure
+            from etude.runs.failures import report_failure
 
             report_failure(error, loop.clock.state_dict(), folder, say)
         if isinstance(error, SystemExit):
@@ -393,7 +394,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     elif loop.stop.pauses(now.iterations):
         say(f"Paused and saved after {now.iterations:,} iterations, at step {now.timesteps:,}.")
     else:
-        raise Interrupted(folder.path) if ranks.is_first else ReportedElsewhere(RESUMABLE)
+        raise Interrupted(folder.name) if ranks.is_first else ReportedElsewhere(RESUMABLE)
 
 
 def _summarise(parts: Parts, folder: RunFolder) -> None:

@@ -57,6 +57,7 @@ from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system, files, manifest
 from etude.runs.changes import CHANGES, Change, changes_of
 from etude.runs.documents import decode_json
+from etude.runs.files import store_url
 from etude.runs.folder import MANIFEST, NOT_EXACT, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
 from etude.runs.metrics_log import START
 from etude.training.logs.outputs import Outputs, check
@@ -81,14 +82,15 @@ class ResumeOptions(NamedTuple):
 
 def continue_run(
     ranks: Ranks,
-    path: Path,
+    path: str | Path,
     outputs: Outputs,
     console: bool | None,
     options: ResumeOptions = ResumeOptions(),  # noqa: B008
 ) -> Path:
-    """Continue the run in a folder, see `etude.resume`; outputs: the caller's."""
+    """Continue a run, see `etude.resume`; outputs: the caller's. Returns its folder here."""
     compare(ranks)
-    early = Interrupted(path, "Stopped before training continued; nothing is lost.")
+    name = store_url(path) or str(path)
+    early = Interrupted(name, "Stopped before training continued; nothing is lost.")
     with ExitStack() as held:
         with starting(early):
             folder = held.enter_context(open_folder(ranks, lambda: RunFolder.open(path)))
@@ -96,7 +98,7 @@ def continue_run(
             parts, say = _restored_parts(ranks, folder, outputs, console, options)
         if parts is not None:
             execute(parts, folder, say)
-    return path
+    return folder.path
 
 
 def _restored_parts(
@@ -148,13 +150,13 @@ def _restore_state(
     if options.total_timesteps is not None:
         extend(run, clock, folder, ranks, say)
     if restored:
-        say(f"Resuming {folder.path} at step {clock.now.timesteps:,}. {device_line(run)}")
+        say(f"Resuming {folder.name} at step {clock.now.timesteps:,}. {device_line(run)}")
     else:
         # Rows of iterations that will be repeated.
         if parts.metrics is not None:
             parts.metrics.cut_back(START)
         start_policy(run.recipe, parts.algorithm)
-        say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+        say(f"{folder.name} has no checkpoint yet: starting from the beginning.")
         say(device_line(run))
     if was_restarted():
         ranks.from_first(lambda: refuse_to_repeat(folder, clock))
@@ -212,7 +214,7 @@ def check_recipe(recipe: Recipe, saved: Tree, folder: RunFolder, say: Say) -> No
         raise UsageError(
             f"{folder.recipe} is not the recipe this run was saved with: {'; '.join(refused)}. Put "
             f"it back, or train a new run that starts from this one: `etude train {folder.recipe} "
-            f"--from {folder.path}`."
+            f"--from {folder.name}`."
         )
     for change in allowed:
         say(f"Since the last checkpoint, {change}.")
@@ -273,7 +275,7 @@ def _refusal(changed: Fields, wrong: list[str], folder: RunFolder, why: str) -> 
     wanted = {name: pair[1] for name, pair in (earlier | changed).items()}
     options = [f"--{name.replace('_', '-')} {_text(value)}" for name, value in wanted.items()]
     # Another policy or reward network does not start from this one.
-    start = [] if "policy" in {n.partition(".")[0] for n in wrong} else [f"--from {folder.path}"]
+    start = [] if "policy" in {n.partition(".")[0] for n in wrong} else [f"--from {folder.name}"]
     command = " ".join([f"etude train {folder.recipe}", *start, *options])
     return UsageError(
         f"{several} cannot change within a run, since it {why}. Train another one: `{command}`."
@@ -297,7 +299,7 @@ def _record_changes(
     step = step_of(parts.loop.clock)
     if changed and parts.loop.clock.finished:
         raise UsageError(
-            f"{folder.path} is finished, so nothing is left to train with other settings: add "
+            f"{folder.name} is finished, so nothing is left to train with other settings: add "
             "--total-timesteps with a larger budget."
         )
     if not ranks.is_first:
@@ -411,7 +413,7 @@ def longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
     least = total + size
     if total_timesteps < least:
         raise UsageError(
-            f"{folder.path} is already planned for {total:,} {unit}: "
+            f"{folder.name} is already planned for {total:,} {unit}: "
             f"--total-timesteps must be {least:,} or more, which is one more iteration."
         )
     recipe = recipe.replace(clock__total_timesteps=total_timesteps, clock__epochs=None)

@@ -31,7 +31,9 @@ class TrainCommand(Trusting):
 
     recipe: Recipe_
     folder: str | None = Field(
-        None, description="The run's folder; default runs/<recipe>/<date-time>-s<seed>."
+        None,
+        description="The run's folder, or its URL in an object store: s3://BUCKET/PATH; default "
+        "runs/<recipe>/<date-time>-s<seed>.",
     )
     seeds: int | None = Field(
         None,
@@ -50,7 +52,7 @@ class ResumeCommand(Trusting):
     algorithm, the rewards, evaluations, checkpoints or logs from here on, for example
     --algorithm.learning-rate 1e-4; the run keeps it, and is marked as changed at this step."""
 
-    run: Positional[str] = Field(description="The run's folder.")
+    run: Positional[str] = Field(description="The run's folder, or its URL in an object store.")
     checkpoint: int | None = Field(
         None,
         ge=0,
@@ -89,7 +91,7 @@ def run_resume(arguments: list[str]) -> None:
     """Continue a run, and evaluate the policy."""
     command, changes = _parsed_resume(with_full_names(arguments))
     resumed = api.resume(
-        Path(command.run),
+        command.run,
         command.total_timesteps,
         say=say,
         console=True,
@@ -166,8 +168,9 @@ def finish(run: api.Run) -> None:
     print()
     if run.recipe.env is not None and run.recipe.evaluation.final_episodes:
         print(_evaluated_policy(run))
-    evaluation.finish(run.recipe, run.path, say)
-    print(f"Evaluate it: etude eval {run.path}")
+    evaluation.finish(run.recipe, run.path, lambda text: say(run.folder.named(text)))
+    run.folder.publish()
+    print(f"Evaluate it: etude eval {run.folder.name}")
 
 
 def _speed(history: History) -> str:

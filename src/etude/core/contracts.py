@@ -433,7 +433,8 @@ class FollowsCurriculum(Protocol):
 
         It affects the episodes that begin afterwards, and none that is running. Snapshots do not
         contain it, because every broadcast does. Imitation of `spec.motions` gets "weights"
-        [motions]; in evaluation, environment i plays motion i modulo their number, from its first
+        [motions], and if it reports the statistics "start" and "played" also "starts" [motions,
+        bins]; in evaluation, environment i plays motion i modulo their number, from its first
         frame.
         """
 

@@ -174,9 +174,11 @@ def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
                 'This environment does not report "motion" and "is_success" of its episodes, which '
                 "--motions.enabled goes by: add them to its statistics."
             )
-        from etude.training.curriculum import MotionCurriculum
+        from etude.training.practice import MotionCurriculum
 
-        return MotionCurriculum(recipe.motions, len(spec.motions))
+        by_part = {"start", "played"} <= set(spec.statistics)
+        bins = recipe.motions.bins if by_part else 1
+        return MotionCurriculum(recipe.motions, len(spec.motions), bins)
     if not recipe.curriculum.enabled:
         return Curriculum()
     if "is_success" not in spec.statistics:
@@ -369,13 +371,15 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
             f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation is at level 1."
         )
     if recipe.motions.enabled:
-        from etude.training.curriculum import floor
+        from etude.training.practice import floor
 
-        least = floor(len(spec.motions), recipe.motions.mix)
+        by_part = {"start", "played"} <= set(spec.statistics)
+        num = len(spec.motions) * (recipe.motions.bins if by_part else 1)
+        parts = f"{recipe.motions.bins} parts of each" if by_part else "each"
         notes.append(
-            f"{len(spec.motions)} motions are practised by how often they fail in evaluation, each "
-            f"with a probability of at least {least:.2%}. Probabilities are updated at the end of "
-            "every epoch, and all environments then begin new episodes."
+            f"Practice by failures in training: {len(spec.motions)} motions, {parts}, with a "
+            f"probability of at least {floor(num, recipe.motions.mix):.2%}; the probabilities "
+            "change with every iteration."
         )
     if recipe.learner.shards > 1:
         notes.append(

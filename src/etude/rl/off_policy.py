@@ -757,12 +757,6 @@ class OffPolicyConfig(DatasetConfig):
         if run.data is not None:
             return dataset_plan(self, run)
         geometry, total, env = run.geometry, run.loops.total, run.spec
-        if run.recipe.motions.enabled:
-            raise UsageError(
-                f"{self.kind} stores whole episodes, and motions.enabled restarts them at the end "
-                "of every epoch: use algorithm ppo, or practise all motions evenly with "
-                "--motions.no-enabled."
-            )
         if run.spec.agents > 1:
             raise UsageError(
                 f"{self.kind} stores whole episodes, and agents of this environment come and go: "

@@ -293,6 +293,24 @@ class Lock:
         self._hold.release()
 
 
+class Published:
+    """Where a run is published besides its folder: nowhere, or see `etude.runs.stored`."""
+
+    url, folder = "", Path()
+
+    def report_to(self, say: Callable[[str], None]) -> None:
+        """Where notices go."""
+
+    def check(self) -> None:
+        """Raise unless this process is the only writer of the run."""
+
+    def publish(self) -> None:
+        """Commit the present contents of the folder."""
+
+    def close(self) -> None:
+        """Commit the folder, and let other processes write the run."""
+
+
 def _sign(file: Path, name: str) -> None:
     """Write the holder into the file `.lock`."""
     with files.explain_os_errors("write the lock", file):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -314,6 +315,15 @@ def read_start(path: Path, most: int) -> bytes:
             return stream.read(most)
     except OSError:
         return b""
+
+
+_STORE = re.compile(r"(s3a?|gs|az|azure|abfss?|adl):/{1,2}(?=[^/])")
+
+
+def store_url(path: str | Path) -> str:
+    """The URL of a place in an object store; "" for a path on a disk. A `Path` has one slash."""
+    found = _STORE.match(str(path))
+    return f"{found[1]}://{str(path)[found.end() :].rstrip('/')}" if found else ""
 
 
 def free_path(path: Path) -> Path:

@@ -7,18 +7,16 @@ import hashlib
 import json
 import os
 import re
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
-from etude.core.trees import Tree, is_array
-from etude.runs import checkpoint, files
+from etude.core.errors import Damaged, UsageError
+from etude.core.trees import Tree
+from etude.runs import files
 from etude.runs.documents import decode_sealed, encode_sealed
-from etude.runs.file_system import Lock
+from etude.runs.file_system import Lock, Published
+from etude.runs.files import store_url
 from etude.runs.metrics_log import MetricsLog, Say
 
 RECIPE, MANIFEST, METRICS = "recipe.yaml", "manifest.json", "metrics.jsonl"
@@ -30,23 +28,9 @@ FILM = "film.gif"
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
 """Beginning of the manifest's statement about a run that is not exact."""
-_HASHES = "files"
+HASHES = "files"
 """Field of the manifest with the SHA-256 of the other texts of a run."""
-_TEXTS = r"(recipe\.yaml|manifest\.json|plan\.(txt|json)|summary\.json|wandb\.json|metrics\.jsonl)"
-_OWN_FILES = re.compile(
-    rf"{_TEXTS}|\.tmp-{_TEXTS}-[0-9]+|(recipe\.yaml|metrics\.jsonl)\.damaged(-[0-9]+)?"
-    r"|reporting\.log|\.lock|\.locked-[0-9]+|events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?"
-    r"|failures/[0-9-]+/(error\.txt|context\.json|reproduction\.safetensors)"
-    r"|replay/shard-[0-9]+/([a-z]+-[0-9]{12,}\.bin|(\.tmp-)?store\.json)"
-    r"|\.tmp-probe-[0-9-]+/((from/|to/)?[a-z]+)"
-    r"|evaluations/[\w-]+/(\.tmp-)?[\w.-]+\.(csv|json|txt|png|mp4|webp|gif)(-[0-9]+)?"
-)
-_OWN_FOLDERS = re.compile(
-    r"checkpoints|\.tmp-probe-[0-9-]+(/from|/to)?|failures(/[0-9-]+)?|replay(/shard-[0-9]+)?"
-    r"|evaluations(/([0-9]{12,}(-[a-z]+)?|checkpoints)(-[0-9]+)?)?"
-)
-"""Files and folders that Etude writes into a run folder, except checkpoints."""
-_MOST_TEXT = 1 << 20
+MOST_TEXT = 1 << 20
 """Most bytes of a recipe, manifest or plan, which have some thousands."""
 
 
@@ -70,8 +54,8 @@ def films(run: Path) -> dict[int, Path]:
 class RunFolder:
     """The paths of one run, and its lock until `close` is called."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, published: Published | None = None) -> None:
+        self.path, self.published = Path(path), published or Published()
         self.recipe, self.metrics = self.path / RECIPE, self.path / METRICS
         self.checkpoints, self.failures = self.path / "checkpoints", self.path / "failures"
         self._lock: Lock | None = None
@@ -79,13 +63,19 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, recipe: str, plan: str, plan_json: Tree, manifest: Tree
+        cls,
+        path: Path,
+        recipe: str,
+        plan: str,
+        plan_json: Tree,
+        manifest: Tree,
+        published: Published | None = None,
     ) -> RunFolder:
-        """Create a run atomically, locked for this process."""
+        """Create a run atomically, locked for this process. published: see `publish_to`."""
         path = Path(path)
         _refuse_existing(path)
         texts = {RECIPE: recipe, PLAN: plan, PLAN_JSON: pretty(plan_json)}
-        texts[MANIFEST] = encode_sealed({**manifest, _HASHES: _hashes_of(texts)}).decode()
+        texts[MANIFEST] = encode_sealed({**manifest, HASHES: _hashes_of(texts)}).decode()
         files.make_folder(path.parent)
         temporary = files.free_path(path.with_name(f".tmp-{path.name}-{os.getpid()}"))
         lock, made = None, False
@@ -111,15 +101,28 @@ class RunFolder:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     _refuse_existing(path)
             raise
-        run = cls(path)
+        run = cls(path, published)
         run._lock = lock
         run._copies = {"recipe": recipe, "manifest": texts[MANIFEST]}
+        run.publish()
         return run
 
     @classmethod
-    def open(cls, path: Path, write: bool = True) -> RunFolder:
-        """Open an existing run; `write=True` locks it for this process."""
-        run = cls(path)
+    def open(cls, path: str | Path, write: bool = True) -> RunFolder:
+        """Open an existing run; `write=True` locks it for this process. One in an object store is
+        downloaded."""
+        if url := store_url(path):
+            from etude.runs import stored
+
+            if not write:
+                return cls.open(stored.mirror(url), write=False)
+            published = stored.StoredRun.claim(url)
+            return cls._opened(published.folder, True, published)
+        return cls._opened(Path(path), write, _copy_of(Path(path)))
+
+    @classmethod
+    def _opened(cls, path: Path, write: bool, published: Published) -> RunFolder:
+        run = cls(path, published)
         if not (run.recipe.is_file() or run.checkpoints.is_dir()):
             if not run.path.exists():
                 raise UsageError(f"There is no run {run.path}. Check the path.")
@@ -136,12 +139,29 @@ class RunFolder:
         """Raise unless this process is still the only writer of the folder at this path."""
         if self._lock is not None:
             self._lock.check(self.path)
+        self.published.check()
+
+    def publish(self) -> None:
+        """Commit the folder to the object store that the run is in; without one, do nothing."""
+        self.published.publish()
+
+    @property
+    def name(self) -> str:
+        """The URL or path by which people name the run."""
+        return self.published.url or str(self.path)
+
+    def named(self, text: str) -> str:
+        """A text with the run's name in place of its path on this machine."""
+        return text.replace(str(self.path), self.name)
 
     def close(self) -> None:
         """Release the lock, as the end of the process does."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        try:
+            self.published.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
     def __enter__(self) -> RunFolder:
         return self
@@ -164,7 +184,7 @@ class RunFolder:
             document = decode_sealed(self.copies()["manifest"].encode())
         except ValueError as error:
             raise Damaged(path, f"{path} {error}.") from error
-        return {name: value for name, value in document.items() if name != _HASHES}
+        return {name: value for name, value in document.items() if name != HASHES}
 
     def mark_not_exact(self, reason: str) -> None:
         """Note in the manifest, permanently, why the run is no longer exact."""
@@ -180,7 +200,7 @@ class RunFolder:
         for name, text in texts.items():
             files.replace_file(self.path / name, [text.encode()])
         hashes = _hashes(self.copies()["manifest"]) | _hashes_of(texts)
-        text = encode_sealed({**manifest, _HASHES: hashes}).decode()
+        text = encode_sealed({**manifest, HASHES: hashes}).decode()
         files.replace_file(self.path / MANIFEST, [text.encode()])
         self._copies = {"recipe": self._copies_of(RECIPE), "manifest": text}
 
@@ -222,40 +242,25 @@ class RunFolder:
         return self.path if self._lock is None else self._lock.find(self.path)
 
 
-def has_seal(folder: Path) -> bool:
-    """Whether a folder has a manifest with Etude's seal, complete run or not."""
-    try:
-        return _HASHES in decode_sealed(_read(folder / MANIFEST), must=True)
-    except ValueError:
-        return False
+def publish_to(path: str | Path | None, lease: float) -> Published:
+    """Claim the place of a new run: nowhere else than its folder, or an object store.
 
-
-def find_foreign(folder: Path) -> Path | None:
-    """A path in a run folder that Etude does not write; None without any.
-
-    W&B's folder is skipped: its files are neither Etude's nor foreign.
+    lease: seconds of silence after which another process may write the run.
     """
-    waiting = [""]
-    while waiting:
-        inside = waiting.pop()
-        for name, is_folder in _entries(folder / inside):
-            path = f"{inside}{name}"
-            if is_folder and path in ("checkpoints", "wandb"):
-                continue
-            if not (_OWN_FOLDERS if is_folder else _OWN_FILES).fullmatch(path):
-                return folder / path
-            waiting += [f"{path}/"] if is_folder else []
-    for name, _ in _entries(folder / "checkpoints"):
-        if not checkpoint.is_written_by_save(folder / "checkpoints" / name):
-            return folder / "checkpoints" / name
-    return None
+    if not (url := store_url(path or "")):
+        return Published()
+    from etude.runs import stored
+
+    return stored.StoredRun.claim(url, new=True, lease=lease)
 
 
-def _entries(folder: Path) -> list[tuple[str, bool]]:
-    """[(name, whether it is a folder)] of a folder; [] if it is missing."""
-    with suppress(FileNotFoundError), os.scandir(folder) as found:
-        return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in found)
-    return []
+def _copy_of(path: Path) -> Published:
+    """Where a folder is published that was downloaded from an object store."""
+    if not (path.absolute().parent / "origin.json").is_file():
+        return Published()
+    from etude.runs import stored
+
+    return stored.copy_of(path)
 
 
 def _refuse_links(folder: Path) -> None:
@@ -297,7 +302,7 @@ def _is_whole(manifest: str) -> bool:
 
 def _hashes(manifest: str) -> dict[str, str]:
     """{name: SHA-256} of the texts in a manifest; {} if it is damaged."""
-    return dict(decode_sealed(manifest.encode()).get(_HASHES, {})) if _is_whole(manifest) else {}
+    return dict(decode_sealed(manifest.encode()).get(HASHES, {})) if _is_whole(manifest) else {}
 
 
 def _hashes_of(texts: dict[str, str]) -> dict[str, str]:
@@ -305,7 +310,7 @@ def _hashes_of(texts: dict[str, str]) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes:
-    return files.read_start(path, _MOST_TEXT)
+    return files.read_start(path, MOST_TEXT)
 
 
 def _sha256(data: bytes) -> str:
@@ -315,50 +320,3 @@ def _sha256(data: bytes) -> str:
 def pretty(document: Tree) -> str:
     """Indented JSON; values of other types are written by `repr`."""
     return json.dumps(document, indent=2, default=repr) + "\n"
-
-
-def report_failure(
-    error: BaseException, counters: Tree, run: RunFolder, say: Callable[[str], None]
-) -> None:
-    """Write and announce a failure report; a full disk must not hide the failure itself."""
-    arrays = error.arrays if isinstance(error, NonFinite) else {}
-    context = {"counters": counters, "error": type(error).__name__}
-    try:
-        report = f"Report: {write_failure(run, error, arrays, context)}"
-    except EtudeError as fault:
-        report = f"No report: {fault}"
-    say(f"The run failed; the last good checkpoint is untouched. {report}")
-
-
-def write_failure(run: RunFolder, exception: BaseException, arrays: Tree, context: Tree) -> Path:
-    """Write a failure report: traceback, arrays and context; returns its folder."""
-    from etude.runs import tensors  # imports torch, which commands that only read runs do not need
-
-    moment = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    folder = files.free_path(run.current_path / "failures" / moment)
-    files.make_folder(folder)
-    report = "".join(traceback.format_exception(exception))
-    files.write_file(folder / "error.txt", [report.encode(errors="replace")])
-    files.write_file(folder / "context.json", [pretty(context).encode()])
-    storable = _storable(arrays)
-    layout = tensors.layout(storable)
-    files.write_file(folder / "reproduction.safetensors", tensors.chunks(storable, layout))
-    files.fsync_folder(folder)
-    return folder
-
-
-def _storable(arrays: Tree, prefix: str = "") -> dict[str, Any]:
-    """{path: array} of the arrays in a tree that can be saved."""
-    from etude.runs import tensors
-
-    kept: dict[str, Any] = {}
-    for name, leaf in arrays.items():
-        if isinstance(leaf, dict):
-            kept |= _storable(leaf, f"{prefix}{name}/")
-        elif is_array(leaf):
-            try:
-                tensors.layout({f"{prefix}{name}": leaf})
-            except TypeError:
-                continue
-            kept[f"{prefix}{name}"] = leaf
-    return kept

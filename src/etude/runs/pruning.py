@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,9 +24,10 @@ import yaml
 
 from etude.core.errors import EtudeError
 from etude.runs import checkpoint, files
+from etude.runs.documents import decode_sealed
 from etude.runs.file_system import is_locked
 from etude.runs.finding import disk_bytes, find_unfinished, last_modified
-from etude.runs.folder import MANIFEST, METRICS, RECIPE, RunFolder, find_foreign, has_seal
+from etude.runs.folder import HASHES, MANIFEST, METRICS, MOST_TEXT, RECIPE, RunFolder
 
 Say = Callable[[str], None]
 Settings = list[tuple[tuple[str, ...], str]]
@@ -36,6 +38,21 @@ QUIET = 3600.0
 _NOTHING = "Runs that ended before they had saved anything"
 _ASIDE = "Checkpoints that were set aside, as damaged or by `etude resume --checkpoint`"
 _SET_ASIDE = re.compile(rf"[0-9]{{12,}}({checkpoint.DAMAGED}|{checkpoint.ASIDE})(-[0-9]+)?")
+
+_TEXTS = r"(recipe\.yaml|manifest\.json|plan\.(txt|json)|summary\.json|wandb\.json|metrics\.jsonl)"
+_OWN_FILES = re.compile(
+    rf"{_TEXTS}|\.tmp-{_TEXTS}-[0-9]+|(recipe\.yaml|metrics\.jsonl)\.damaged(-[0-9]+)?"
+    r"|reporting\.log|\.lock|\.locked-[0-9]+|events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?"
+    r"|failures/[0-9-]+/(error\.txt|context\.json|reproduction\.safetensors)"
+    r"|replay/shard-[0-9]+/([a-z]+-[0-9]{12,}\.bin|(\.tmp-)?store\.json)"
+    r"|\.tmp-probe-[0-9-]+/((from/|to/)?[a-z]+)"
+    r"|evaluations/[\w-]+/(\.tmp-)?[\w.-]+\.(csv|json|txt|png|mp4|webp|gif)(-[0-9]+)?"
+)
+_OWN_FOLDERS = re.compile(
+    r"checkpoints|\.tmp-probe-[0-9-]+(/from|/to)?|failures(/[0-9-]+)?|replay(/shard-[0-9]+)?"
+    r"|evaluations(/([0-9]{12,}(-[a-z]+)?|checkpoints)(-[0-9]+)?)?"
+)
+"""Files and folders that Etude writes into a run folder, except checkpoints."""
 
 
 def _silent(text: str) -> None:
@@ -288,3 +305,39 @@ def _named(folders: list[Path]) -> str:
     if len(folders) == 1:
         return f"{folders[0]} is"
     return f"{folders[0]} and {len(folders) - 1:,} more folders with a {RECIPE} are"
+
+
+def has_seal(folder: Path) -> bool:
+    """Whether a folder has a manifest with Etude's seal, complete run or not."""
+    try:
+        return HASHES in decode_sealed(files.read_start(folder / MANIFEST, MOST_TEXT), must=True)
+    except ValueError:
+        return False
+
+
+def find_foreign(folder: Path) -> Path | None:
+    """A path in a run folder that Etude does not write; None without any.
+
+    W&B's folder is skipped: its files are neither Etude's nor foreign.
+    """
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        for name, is_folder in _entries(folder / inside):
+            path = f"{inside}{name}"
+            if is_folder and path in ("checkpoints", "wandb"):
+                continue
+            if not (_OWN_FOLDERS if is_folder else _OWN_FILES).fullmatch(path):
+                return folder / path
+            waiting += [f"{path}/"] if is_folder else []
+    for name, _ in _entries(folder / "checkpoints"):
+        if not checkpoint.is_written_by_save(folder / "checkpoints" / name):
+            return folder / "checkpoints" / name
+    return None
+
+
+def _entries(folder: Path) -> list[tuple[str, bool]]:
+    """[(name, whether it is a folder)] of a folder; [] if it is missing."""
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in found)
+    return []

@@ -214,7 +214,7 @@ class TrackConfig(TaskConfig):
             statistics={
                 "motion": lambda _: motion.motion,
                 "progress": lambda env: env.elapsed / motion.episode_steps,
-                **(meter.statistics() if self.measure else {}),
+                **(meter.statistics() if self.measure else motion.statistics()),
             },
             substeps=self.substeps,
             max_episode_steps=motion.limit(1.0 / dt),

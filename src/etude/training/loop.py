@@ -1,7 +1,7 @@
 """The training loop. Read it top to bottom: it is what a run does.
 
-State is defined only at the ends of iterations, with this order: the update, the normaliser,
-evaluation, the curriculum, log row, epoch summary, and the checkpoint last.
+State is defined only at the ends of iterations, with this order: the update, the normaliser, the
+curriculum, evaluation, log row, epoch summary, and the checkpoint last.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class Loop:
             self._agree()
             self._test(context)
             self._agree()
-            self.board.record(self.curriculum.turn(self.clock))
             self._log(context)
             with self.stopwatch.phase("save"):
                 saved = self.saver.save_if_due(self.clock, urgent=self._agree())
@@ -128,13 +127,12 @@ class Loop:
             callback.iteration_end(context, fragments)
 
     def _test(self, context: Context) -> None:
-        """Evaluate when due and at the end of the run; update the curriculum and the best."""
+        """Evaluate when due and at the end of the run; keep the best."""
         if not (self.clock.is_due(self.evaluate_every) or self.clock.finished):
             return
         with self.stopwatch.phase("test"):
             result = self.evaluator.evaluate(self.algorithm.broadcast(self.clock))
         self.board.record(result.metrics)
-        self.curriculum.evaluated(result.episodes)
         if result.is_best:
             self.saver.want_best(self.clock)
         for callback in self.callbacks:

@@ -45,6 +45,13 @@ class CheckpointConfig(Config):
         description="Seconds from a signal (SIGTERM, SIGINT, SIGHUP, SIGUSR1) to the process's end "
         "if no iteration ends before; None: 3 times the longest iteration, at least 5.",
     )
+    lease: float = Field(
+        30.0,
+        ge=1,
+        le=SECONDS,
+        description="Of a run in an object store: seconds without a sign of life of its writer "
+        "after which another process may continue it.",
+    )
     keep_last: int = Field(3, ge=1, le=10_000, description="Resumable checkpoints that are kept.")
     keep_every: int | None = Field(
         None, ge=1, description="Timesteps between policies that are also kept."
@@ -147,6 +154,7 @@ class Saver:
         self._mark_best()
         checkpoint.retain(folder, self._config.keep_last, self._config.keep_every)
         self._retire()
+        self._folder.publish()
         self._last_save = time.monotonic()
 
     def _retire(self) -> None:

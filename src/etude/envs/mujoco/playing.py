@@ -51,6 +51,10 @@ class MotionPlayer(Part):
         """Initial frame of the episode in the motion."""
         self.episode_steps = env.keep("limit", np.full(env.num_envs, self._longest))
         """Length of the episode in control steps."""
+        known = self.library
+        spans = np.where(known.loops, known.cycles, known.cycles - _LAST_START)
+        self._spans: Array = np.maximum(spans, 1)
+        """[motions]: number of frames from which episodes start."""
         self.first_frame, self.last_frame = np.zeros((2, env.num_envs), np.int64)
         """Rows in the library of the episode's first frame and the motion's last."""
         self.restored()
@@ -70,13 +74,15 @@ class MotionPlayer(Part):
         return frames
 
     def follow(self, curriculum: Tree) -> None:
-        """Sample the motions of new episodes with the curriculum's weights, uniformly without
-        weights."""
+        """Sample the motions and first frames of new episodes with the curriculum's probabilities
+        "starts" [motions, bins], or with "weights" [motions] of the motions, else uniformly."""
         count = self.library.num_motions
         weights = np.asarray(curriculum.get("weights", np.ones(count)), np.float64)
-        if weights.shape != (count,) or not (weights >= 0).all() or not weights.sum() > 0:
+        starts = np.asarray(curriculum.get("starts", weights[..., None]), np.float64)
+        if starts.shape[:-1] != (count,) or not (starts >= 0).all() or not starts.sum() > 0:
             raise UsageError(f"A curriculum over {count} motions needs {count} weights, 0 or more.")
-        self._cumulative = np.cumsum(weights) / weights.sum()
+        self._bins = starts.shape[-1]
+        self._cumulative = np.cumsum(starts) / starts.sum()
 
     def longest(self) -> int:
         """Length of the longest episode in control steps."""
@@ -94,19 +100,35 @@ class MotionPlayer(Part):
 
     def choose(self, env_ids: Array, drawn: Array) -> None:
         """Choose motion and first frame of environments [k] by numbers [k, 2] from 0 to 1."""
-        known = self.library
         if self._order == "in turn":
-            motion = env_ids % known.num_motions
+            motion, part = env_ids % self.library.num_motions, np.zeros(len(env_ids), np.int64)
         else:
-            motion = np.searchsorted(self._cumulative, drawn[:, 0], side="right")
+            place = np.searchsorted(self._cumulative, drawn[:, 0], side="right")
+            motion, part = np.divmod(place, self._bins)
         self.motion[env_ids] = motion
-        starts = np.where(
-            known.loops[motion], known.cycles[motion], known.cycles[motion] - _LAST_START
-        )
-        first = self._start == "first"
-        self.start[env_ids] = 0 if first else drawn[:, 1] * np.maximum(starts, 1)
+        starts = (part + drawn[:, 1]) * (self._spans[motion] / self._bins)
+        self.start[env_ids] = 0 if self._start == "first" else starts
         self.episode_steps[env_ids] = self._steps_from(motion, self.start[env_ids])
         self._find_frames(env_ids)
+
+    def statistics(self) -> dict[str, Term]:
+        """Statistics {name: [num_envs]} from which a curriculum finds where episodes fail, as
+        fractions of the frames from which episodes start: "start" is the first frame of the episode
+        and "played" its length. Motions that do not loop end at 1."""
+
+        def played(_: object) -> Array:
+            length = self.env.elapsed / self._spans[self.motion]
+            left = 1.0 - 1e-9 - self._started()
+            found: Array = np.where(
+                self.library.loops[self.motion], length, np.minimum(length, left)
+            )
+            return found
+
+        return {"start": lambda _: self._started(), "played": played}
+
+    def _started(self) -> Array:
+        fraction: Array = self.start / self._spans[self.motion]
+        return fraction
 
     def markers(self, env_id: int, step: int) -> tuple[Marker, ...]:
         from etude.envs.mujoco.markers import Ghost
