@@ -174,9 +174,7 @@ def test_every_value_is_an_atom_before_there_are_rewards() -> None:
 def test_it_is_refused_where_it_cannot_learn(tmp_path: Path) -> None:
     recipe = etude.recipes.find("pick-place-sac")
     algorithm = {"kind": "xqc", "capacity": 200_000}
-    with pytest.raises(
-        UsageError, match="in place of layer norm"
-    ):
+    with pytest.raises(UsageError, match="in place of layer norm"):
         etude.plan(recipe.replace(algorithm=algorithm, policy__layer_norm="critic"))
     offline = etude.recipes.find("offline")
     with pytest.raises(UsageError, match="xqc learns in an environment, whose returns"):
