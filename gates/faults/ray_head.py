@@ -23,7 +23,7 @@ from pathlib import Path
 
 import etude
 from etude.planning import recipes
-from etude.rollout.local import Placement
+from etude.rollout.placement import Placement
 from gates import TESTS
 from gates.lib.compare import fingerprint
 from gates.lib.report import Gate, parse

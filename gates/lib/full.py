@@ -90,6 +90,8 @@ GATES = {
         ),
     ),
     "sweep": Entry("exact.sweep"),
+    "moments": Entry("exact.moments"),
+    "planted": Entry("exact.planted"),
     "same_bits": Entry("exact.same_bits", ("--seeds 20", "--recipe ant --seeds 2 --actors 2")),
     "not_finite": Entry("faults.not_finite", ("--cases 200",)),
     "memory": Entry("speed.memory", ("--iterations 2",)),
@@ -131,6 +133,7 @@ GATES = {
         ),
     ),
     "ray_transients": Entry("faults.ray_transients", ("--moments 50",)),
+    "preemptions": Entry("faults.preemptions", ("--preemptions 200",)),
     "ray_head": Entry("faults.ray_head", ("--strikes 20",)),
 }
 """All gates by the names of their results, in the order in which `make gate` runs them."""

@@ -380,6 +380,15 @@ FAULTS = (
         (Need("fault_cases", 9, "emulated file systems", "file_systems"),),
     ),
     Fault(
+        34,
+        "object store: requests lost, late, doubled or unanswered, also after another writer took "
+        "over; two writers at once; machine and disk gone: no checkpoint is lost, the same bits",
+        "5",
+        ("runs/test_stored_runs.py",),
+        "200 preemptions",
+        (Need("preemptions", 200, "preemptions"),),
+    ),
+    Fault(
         38,
         "memory limit reached (address space), replay larger than the disk: one sentence, the last "
         "good checkpoint kept",

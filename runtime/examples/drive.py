@@ -4,7 +4,8 @@
     python drive.py DIR --episodes 100
     python drive.py DIR --realtime 10    # one loop at the policy's rate, deadlines counted
 
-DIR is an export of walk-go1 or pick-place. Nothing of Etude is imported but its runtime.
+DIR is an export of walk-go1, pick-place, or of a policy that tracks a motion. Nothing of Etude is
+imported but its runtime.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from etude_runtime import ContractError, FixedRate, Policy
 from placing import Placing
+from tracking import Tracking
 from walking import Walking
 
 DRIVERS = {
@@ -29,7 +31,10 @@ DRIVERS = {
 on the arm, whose servos are stiff."""
 
 
-def make(folder: Path, share: float = 0.5, integrator: str | None = None) -> Walking | Placing:
+Driven = Walking | Placing | Tracking
+
+
+def make(folder: Path, share: float = 0.5, integrator: str | None = None) -> Driven:
     """A robot in its scene, simulated with a share of the time step of training."""
     policy = Policy.load(folder)
     kind = policy.document.get("action", {}).get("kind")
@@ -39,6 +44,8 @@ def make(folder: Path, share: float = 0.5, integrator: str | None = None) -> Wal
     model.opt.timestep = policy.document["control"]["timestep"] * share
     known = {name[6:].lower(): value for name, value in mujoco.mjtIntegrator.__members__.items()}
     driver, default = DRIVERS[kind]
+    if "motion" in policy.document:
+        driver, default = Tracking, "implicitfast"
     wanted = integrator or default
     if wanted not in known:
         raise ContractError(f"There is no integrator {wanted}: it is one of {[*known]}.")
@@ -46,14 +53,14 @@ def make(folder: Path, share: float = 0.5, integrator: str | None = None) -> Wal
     return driver(policy, model)
 
 
-def success_rate(robot: Walking | Placing, episodes: int, seed: int) -> float:
+def success_rate(robot: Driven, episodes: int, seed: int) -> float:
     """Of episodes with random starts."""
     return float(
         np.mean([robot.episode(np.random.default_rng([seed, i])) for i in range(episodes)])
     )
 
 
-def realtime(robot: Walking | Placing, seconds: float, seed: int) -> str:
+def realtime(robot: Driven, seconds: float, seed: int) -> str:
     """Sense, act and simulate at the policy's rate; what became of the deadlines."""
     rng = np.random.default_rng(seed)
     robot.reset(rng)

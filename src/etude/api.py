@@ -38,7 +38,6 @@ from etude.planning.memory import check_plan, explain_out_of_memory
 from etude.planning.plan import Plan, make_plan, rank_notes, render
 from etude.planning.recipe import Recipe, Resolved, metrics_of
 from etude.planning.resolve import resolve
-from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
 from etude.runs.changes import changes_of
 from etude.runs.documents import decode_sealed
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from etude.evaluate.acting import LoadedPolicy
+    from etude.rollout.placement import Placement
 
 
 def plan(recipe: Recipe, measure: bool = False) -> Plan:

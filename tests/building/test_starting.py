@@ -20,7 +20,7 @@ from etude.core.ranks import Alone
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import resolve
-from etude.rollout.local import Placement
+from etude.rollout.placement import Placement
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from toys import changed, tiny_reach

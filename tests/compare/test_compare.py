@@ -18,7 +18,7 @@ import yaml
 from etude.cli.main import main
 from etude.compare import reading
 from etude.planning import FREE
-from etude.rollout.local import Placement
+from etude.rollout.placement import Placement
 from etude.runs.folder import RunFolder
 
 EVALS = (0.0, 0.5, 0.9, 0.95)

@@ -222,6 +222,25 @@ def sweep(bench: Bench) -> list[str]:
 
 
 @product
+def moments(bench: Bench) -> list[str]:
+    bench.measures("moment", "", "another state of the learner", "")
+    recipe = SimpleNamespace(replace=lambda **_: None)
+    bench.put("short_run", lambda *_: recipe)
+    bench.put("etude", SimpleNamespace(train=lambda *_, **__: SimpleNamespace(path=bench.run)))
+    return ["--moments", "3" if bench.way != "nothing" else "0", "--ray", "0", "--methods", "PPO"]
+
+
+@product
+def planted(bench: Bench) -> list[str]:
+    bench.measures("judged", ("", 2), ("phase collect instead of update", 2), ("", 0))
+    run = SimpleNamespace(path=bench.run, history=lambda: SimpleNamespace(last={"iterations": 12}))
+    bench.put("etude", SimpleNamespace(train=lambda *_, **__: run))
+    bench.put("planted_commit", lambda *_: "" if bench.way == "good" else "not found")
+    words = ["--faults", "3" if bench.way != "nothing" else "0", "--recipes", "ppo"]
+    return [*words, "--commits", "2"]
+
+
+@product
 def same_bits(bench: Bench) -> list[str]:
     def one_run(recipe: Any, seed: int, folder: Path, **collector: Any) -> str:
         if bench.way == "crash":
@@ -597,6 +616,25 @@ def rank_faults(bench: Bench) -> list[str]:
     odd = "2" if bench.way == "wrong" else ""
     bench.put("fingerprint", lambda run: "another" if run.name == odd else "the same")
     return ["--nans", "1", "--freezes", "1", "--kills", "1"]
+
+
+@product
+def preemptions(bench: Bench) -> list[str]:
+    def strike(recipe: Path, scratch: Path, options: Any) -> dict[str, Any]:
+        if bench.way == "crash":
+            raise Broken
+        found: dict[str, Any] = {"faults": [], "counts": {"kills": 3}, "runs": ["s3://one"]}
+        found |= {"starts": {"SIGKILL": [4.0], "SIGTERM": []}, "notices": [], "repeated": [1.0]}
+        found |= {"requests": 9, "faults of requests": {}, "fingerprints": ["the same"]}
+        found["commits"] = [["run.json", 1, 1, "a"], ["run.json", 2, 2, "b"]]
+        if bench.way == "wrong":  # the first writer again, after its successor
+            found["commits"].append(["run.json", 1, 3, "a"])
+        return found | ({"counts": {}, "fingerprints": []} if bench.way == "nothing" else {})
+
+    bench.put("strike", strike)
+    bench.put("fingerprint", lambda run: "the same")
+    bench.put("etude", SimpleNamespace(train=lambda recipe, path: SimpleNamespace(path=path)))
+    return ["--preemptions", "3"]
 
 
 @product

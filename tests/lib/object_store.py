@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import logging
 import os
 import random
+import sys
 import threading
 import time
 import urllib.request
@@ -90,6 +92,8 @@ class Relay:
         self.chance, self.rate, self.silence, self.latest = chance, rate, silence, latest
         self.faults, self.requests = Counter[str](), 0
         self.bytes = 0
+        self.commits: list[tuple[str, int, int, str]] = []
+        """(path, epoch, serial, writer) of every index that was written, in order."""
         self._server = endpoint.removeprefix("http://")
         self._random, self._lock = random.Random(seed), threading.Lock()
         self._conditional = threading.Lock()
@@ -190,4 +194,26 @@ class Relay:
         with lock, contextlib.closing(http.client.HTTPConnection(self._server, timeout=60)) as line:
             line.request(method, path, body, headers)
             answer = line.getresponse()
+            if method == "PUT" and path.endswith("/run.json") and answer.status == 200:
+                index = json.loads(body)
+                self.commits.append((path, index["epoch"], index["serial"], index["writer"]))
             return answer.status, answer.getheaders(), answer.read()
+
+
+def main() -> None:
+    """Serve until standard input ends: a relay with faults before a server.
+
+    Prints {"server", "relay"}: their endpoints; at the end the number of requests, their faults,
+    and the commits: [index, epoch, serial, writer] of each index that was written.
+    """
+    chance, seed = float(sys.argv[1]), int(sys.argv[2])
+    with serving() as server, Relay(server.endpoint, chance, seed) as relay:
+        print(json.dumps({"server": server.endpoint, "relay": relay.endpoint}), flush=True)
+        sys.stdin.read()
+        counts = {"requests": relay.requests, "commits": relay.commits}
+        counts |= {"faults of requests": relay.faults}
+        print(json.dumps(counts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,7 @@ from etude.planning.recipes import Recipe
 from etude.rollout import ray as on_ray_module
 from etude.rollout.elastic import ElasticCollector, NoWorkers
 from etude.rollout.host import Blueprint, Host
-from etude.rollout.local import Placement
+from etude.rollout.placement import Placement
 from etude.rollout.ray import RayFleet, answers, check_address, find_address, is_open
 from etude.rollout.schedule import Schedule
 from etude.training.loop import Callback, Context

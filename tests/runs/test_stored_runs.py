@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import shutil
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 import etude
 from etude import api
+from etude.cli.main import main
 from etude.core.clock import ClockConfig
 from etude.core.errors import EtudeError, UsageError
 from etude.planning.resolve import resolve
@@ -330,6 +332,38 @@ def test_a_run_resumes_on_another_machine(tmp_path: Path) -> None:
     for place, data in {**everywhere, "said": "\n".join(said).encode()}.items():
         assert KEY.encode() not in data, place
         assert SECRET.encode() not in data, place
+
+
+def test_commands_read_runs_in_a_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny().replace(clock__total_timesteps=2048, clock__iterations=1)
+    etude.train(recipe, f"s3://{BUCKET}/runs/a/s0")
+    etude.train(recipe.replace(seed=1), f"s3://{BUCKET}/runs/a/s1").folder.close()
+    shutil.rmtree(tmp_path / "cache")
+    capsys.readouterr()
+    assert main(["runs", f"s3://{BUCKET}/runs", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert sorted(each["path"][-2:] for each in listed) == ["s0", "s1"]
+    assert {(each["state"], each["steps"]) for each in listed} == {("finished", 2048)}
+    assert all(each["bytes"] > 100_000 and each["age"] < 60 for each in listed)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))  # a list reads small files only
+    assert main(["eval", f"s3://{BUCKET}/runs/a/s0", "--episodes", "2"]) == 0
+    assert f"Kept in s3://{BUCKET}/runs/a/s0/evaluations" in capsys.readouterr().out
+    place = f"s3://{BUCKET}/runs/a/s0/checkpoints/000000001024"
+    assert main(["eval", place, "--episodes", "2"]) == 0
+    names = stored.read_index(Objects(f"s3://{BUCKET}/runs/a/s0"))[0].files  # type: ignore[index]
+    assert {"evaluations/000000002048-fresh", "evaluations/000000001024-fresh"} <= names.keys()
+    assert main(["report", f"s3://{BUCKET}/runs/a", "-o", "page.html"]) == 0
+    assert "2 runs" in capsys.readouterr().out
+    held = StoredRun.claim(f"s3://{BUCKET}/runs/a/s1")
+    assert main(["runs", f"s3://{BUCKET}/runs/a/s1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "running"
+    held.close()
+    assert main(["runs", f"s3://{BUCKET}/none"]) == 2
+    assert main(["eval", f"s3://{BUCKET}/none"]) == 2
+    assert f"There are no runs in s3://{BUCKET}/none." in capsys.readouterr().err
 
 
 def test_a_store_that_is_away_for_a_while(

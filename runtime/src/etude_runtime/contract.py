@@ -18,7 +18,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 FORMAT = 1
 CONTRACT, ONNX, REPLAY, SCENE = "policy.json", "policy.onnx", "replay.safetensors", "scene.xml"
-MOST_BYTES = {CONTRACT: 1 << 22, ONNX: 1 << 30, REPLAY: 1 << 28, SCENE: 1 << 26}
+MOTION = "motion.safetensors"
+MOST_BYTES = {CONTRACT: 1 << 22, ONNX: 1 << 30, REPLAY: 1 << 28, SCENE: 1 << 26, MOTION: 1 << 28}
 """Of each file; larger ones are refused before they are read."""
 MOST_NUMBERS = 1 << 20
 """Of an observation, an action or a recurrent state."""

@@ -40,11 +40,37 @@ class Trot:
         return np.stack([roll, fold - pitch, -2.0 * fold], axis=1).reshape(-1)
 
 
+class Motion:
+    """One of the motions that a tracking policy follows, at its control rate."""
+
+    def __init__(self, document: dict[str, Any], arrays: dict[str, Array], number: int = 0) -> None:
+        """document: `Policy.document`; arrays: of `motion.safetensors`; number: of the motion."""
+        said = document["motion"]
+        count, first = int(said["counts"][number]), int(said["starts"][number])
+        self.name, self.loops = str(said["names"][number]), bool(said["loops"][number])
+        self.joints, self.bodies = list(said["joints"]), list(said["bodies"])
+        self.anchor = self.bodies.index(said["anchor"])
+        """Index of the anchor among the bodies."""
+        if any(len(array) < first + count for array in arrays.values()) or count < 1:
+            raise ContractError("The motion's arrays have fewer frames than policy.json says.")
+        self._arrays = {name: array[first : first + count] for name, array in arrays.items()}
+        self.last = count - 1
+        """Number of the last frame; a motion stays there."""
+
+    def at(self, name: str, step: int) -> Array:
+        """An array's frame after `step` control steps: root [7] (position, quaternion), root_speed
+        [6], joints [n], joint_speeds [n], targets [n] (of the servos), phase [2], bodies [b, 3],
+        body_quaternions [b, 4]; quaternions are w x y z."""
+        frame: Array = self._arrays[name][min(step, self.last)]
+        return frame
+
+
 class JointTargets:
     """Actions as position targets of the joints, in the order of `names`."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
-        """document: `Policy.document`."""
+    def __init__(self, document: dict[str, Any], motion: Motion | None = None) -> None:
+        """document: `Policy.document`; motion: `Policy.motion`, to whose targets a tracking
+        policy's actions are added."""
         action = document.get("action", {})
         if action.get("kind") != "joint_targets":
             raise ContractError(
@@ -60,14 +86,18 @@ class JointTargets:
         self.low, self.high = np.array([joint["range"] or unlimited for joint in chosen]).T
         self._scale = np.asarray(action["scale"])
         reference = action.get("reference")
-        if reference not in (None, "trot"):
+        if reference not in (None, "trot", "referencemotion"):
             raise ContractError(f"The reference motion '{reference}' is not known here.")
+        if (reference == "referencemotion") != (motion is not None):
+            raise ContractError("A policy that tracks a motion, and no other, needs one.")
         period = document["control"]["period"]
-        self.trot = None if reference is None else Trot(document["trot"], period)
+        self.trot = Trot(document["trot"], period) if reference == "trot" else None
+        self.motion = motion
 
     def targets(self, action: Array, step: int, command: Sequence[float] = ()) -> Array:
         """[n] rad of an action, after `step` control steps of the episode."""
-        target = self.default + action * self._scale
+        start = self.default if self.motion is None else self.motion.at("targets", step + 1)
+        target = start + action * self._scale
         if self.trot is not None:
             target = target + self.trot.reference(step, command)
         kept: Array = np.clip(target, self.low, self.high)

@@ -12,6 +12,7 @@ import onnxruntime
 
 from etude_runtime.contract import (
     CONTRACT,
+    MOTION,
     ONNX,
     REPLAY,
     Array,
@@ -22,6 +23,7 @@ from etude_runtime.contract import (
     load_contract,
     read_arrays,
 )
+from etude_runtime.joints import Motion
 from etude_runtime.measuring import Reader
 from etude_runtime.onnx_files import Refused, check
 from etude_runtime.trial import attempt
@@ -36,10 +38,15 @@ class Policy:
     """
 
     def __init__(
-        self, contract: Contract, model: bytes, replay: bytes | None = None, threads: int = 1
+        self,
+        contract: Contract,
+        model: bytes,
+        replay: bytes | None = None,
+        threads: int = 1,
+        motion: bytes | None = None,
     ) -> None:
         self.contract = contract
-        self._replay = replay
+        self._replay, self._motion = replay, motion
         _check_contract(model, contract)
         self._session = _session(model, threads)
         _check_model(self._session, contract)
@@ -60,12 +67,18 @@ class Policy:
         _check_contract(files[ONNX], contract)
         if trial and (wrong := attempt(files[ONNX])):
             raise ContractError(f"{Path(folder) / ONNX} {wrong}: do not use this export.")
-        return cls(contract, files[ONNX], files.get(REPLAY), threads)
+        return cls(contract, files[ONNX], files.get(REPLAY), threads, files.get(MOTION))
 
     @property
     def document(self) -> dict[str, Any]:
         """All of `policy.json`."""
         return self.contract.document
+
+    def motion(self, number: int = 0) -> Motion:
+        """A motion that a tracking policy follows; number: in `document["motion"]["names"]`."""
+        if self._motion is None:
+            raise ContractError(f"This export has no {MOTION}: its policy tracks no motion.")
+        return Motion(self.document, read_arrays(self._motion, MOTION), number)
 
     @property
     def period(self) -> float | None:

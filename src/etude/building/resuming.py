@@ -53,7 +53,7 @@ from etude.planning.recipe import (
     with_changes,
 )
 from etude.planning.resolve import resolve
-from etude.rollout.local import Placement
+from etude.rollout.placement import Placement
 from etude.runs import checkpoint, file_system, files, manifest
 from etude.runs.changes import CHANGES, Change, changes_of
 from etude.runs.documents import decode_json

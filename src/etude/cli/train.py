@@ -20,7 +20,7 @@ from etude.core.user_code import trust_texts
 from etude.evaluate import evaluation
 from etude.evaluate.fresh import step_of as policy_step
 from etude.planning.recipe import differing_fields, metrics_of
-from etude.rollout.local import Placement
+from etude.rollout.placement import Placement
 from etude.runs.folder import NOT_EXACT, RECIPE
 
 

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,10 +52,29 @@ class RunEntry:
     bytes: int
     changes: tuple[str, ...] = ()
     """The settings that resumes have changed, each with its step."""
+    url: str = ""
+    """Its place in an object store."""
+
+    @property
+    def name(self) -> str:
+        return self.url or str(self.path)
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON."""
-        return {**asdict(self), "path": str(self.path)}
+        document = {**asdict(self), "path": self.name}
+        del document["url"]
+        return document
+
+
+def entry_in_store(url: str) -> RunEntry:
+    """The state of a run in an object store."""
+    from etude.runs import stored
+
+    path = stored.mirror(url, stored.is_listed, "listed")
+    copy, found = stored.StoredCopy(url, path), entry(path)
+    age, is_alive = copy.signs()
+    state: State = "running" if is_alive else found.state
+    return replace(found, url=url, bytes=copy.num_bytes, age=age, state=state)
 
 
 def entry(path: Path) -> RunEntry:

@@ -400,7 +400,8 @@ def got_worse(health: Health) -> Warning | None:
     return Warning(
         f"{metric.label} fell",
         f"from {best} to {last}{spread}: the best policy is kept; to go further, train with "
-        "smaller steps (algorithm.learning_rate)",
+        "smaller steps (algorithm.learning_rate). `etude replay RUN --at "
+        f"{step_of(health.rows[-1])}` shows an episode of this step",
     )
 
 

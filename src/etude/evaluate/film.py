@@ -138,8 +138,13 @@ def formats() -> str:
     )
 
 
+def has_webp() -> bool:
+    """Whether pictures can be written as webp."""
+    return bool(features.check("webp"))
+
+
 def _moving_suffix() -> str:
-    return _MOVING[0] if features.check("webp") else _MOVING[1]
+    return _MOVING[0] if has_webp() else _MOVING[1]
 
 
 def _writer(path: Path, rate: float, size: Size) -> Any:

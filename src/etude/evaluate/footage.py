@@ -23,6 +23,7 @@ from etude.core.contracts import (
 )
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.trees import Tree
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.rendering import Studio
@@ -190,6 +191,13 @@ class Recorder(EnvWrapper, ABC, Generic[R]):
         for env_id in range(self.num_envs):
             self._keep_wanted(env_id)
         return obs
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        """Continue from a snapshot; the episodes in progress are then number 0."""
+        super().restore(snapshot, key)
+        self._episode[:] = 0
+        for env_id in range(self.num_envs):
+            self._keep_wanted(env_id)
 
     def step(self, actions: Array) -> StepResult:
         result = super().step(actions)

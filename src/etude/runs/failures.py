@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from datetime import datetime
@@ -20,11 +21,30 @@ def report_failure(
     """Write and announce a failure report; a full disk must not hide the failure itself."""
     arrays = error.arrays if isinstance(error, NonFinite) else {}
     context = {"counters": counters, "error": type(error).__name__}
+    see = replay_command(error, counters, run)
+    context |= {"replay": see} if see else {}
     try:
         report = f"Report: {write_failure(run, error, arrays, context)}"
     except EtudeError as fault:
         report = f"No report: {fault}"
     say(f"The run failed; the last good checkpoint is untouched. {report}")
+    if see:
+        say(f"See what led to it: {see}")
+
+
+def replay_command(error: BaseException, counters: Tree, run: RunFolder) -> str:
+    """The command that shows the iteration in which a number was not finite; "" for other errors.
+
+    counters: the clock's state at the beginning of the iteration.
+    """
+    if not isinstance(error, NonFinite):
+        return ""
+    now, env = counters["now"], re.search(r"environment (\d+)", error.where)
+    verb, step = ("replay", now["timesteps"]) if env else ("inspect", now["timesteps"])
+    if now["iterations"] and not step:  # learns from a dataset
+        verb, step = "inspect", now["updates"]
+    of = f" --env {env[1]}" if env and verb == "replay" else ""
+    return f"etude {verb} {run.path} --at {step}{of}"
 
 
 def write_failure(run: RunFolder, exception: BaseException, arrays: Tree, context: Tree) -> Path:

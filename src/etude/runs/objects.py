@@ -121,6 +121,16 @@ class Objects:
 
         return self._repeat("list the objects", names)
 
+    def folders(self, prefix: str = "") -> tuple[list[str], list[str]]:
+        """The names directly below a prefix: of folders, which end at a "/", and of objects."""
+
+        def look() -> tuple[list[str], list[str]]:
+            found = self._library.list_with_delimiter(self._store, prefix or None)
+            inside = [f"{each.rstrip('/')}/" for each in found["common_prefixes"]]
+            return sorted(inside), [each["path"] for each in found["objects"]]
+
+        return self._repeat("list the objects", look)
+
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, if they exist; one that is left over costs its space only."""
         if gone := sorted(names):

@@ -308,6 +308,20 @@ class StoredCopy(Published):
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the run in the store."""
+        return _origin(self.folder).num_bytes
+
+    def signs(self) -> tuple[float, bool]:
+        """(seconds since the last commit, whether its writer is alive), by this machine's clock."""
+        origin, objects = _origin(self.folder), Objects(self.url)
+        names = (INDEX, f"alive/{origin.epoch}")
+        heads = [objects.head(name) for name in names]
+        committed, alive = (time.time() - (head[1] if head else 0.0) for head in heads)
+        is_alive = bool(origin.holder) and min(committed, alive) < origin.lease + _CLOCK
+        return max(committed, 0.0), is_alive
+
     def publish(self) -> None:
         """Publish what was added to the folder, such as evaluations, unless the run was written
         since."""
@@ -486,14 +500,34 @@ def is_read(path: str) -> bool:
     return not path.startswith("replay/")
 
 
-def mirror(url: str, wanted: Callable[[str], bool] = is_read) -> Path:
-    """A copy of a run for reading, in the cache of this machine; the path of its folder."""
+def is_listed(path: str) -> bool:
+    """Whether a file is downloaded to list a run: neither checkpoints nor what was evaluated."""
+    return bool(re.fullmatch(r"(?!events\.)[^/]+|checkpoints/[^/]+", path))
+
+
+def find_runs(url: str, level: int = 5) -> list[str]:
+    """The URLs of all runs below a URL, or of the run itself."""
+    url = checked_url(url)
+    objects, waiting_for, found = Objects(url), [("", level)], list[str]()
+    while waiting_for:
+        prefix, depth = waiting_for.pop()
+        folders, names = objects.folders(prefix)
+        if f"{prefix}{INDEX}" in names:
+            found.append(f"{url}/{prefix}".rstrip("/"))
+        elif depth:
+            waiting_for += [(folder, depth - 1) for folder in folders]
+    return sorted(found)
+
+
+def mirror(url: str, wanted: Callable[[str], bool] = is_read, kind: str = "read") -> Path:
+    """A copy of a run for reading, in the cache of this machine; the path of its folder. kind: name
+    of the copy, if not all that readers read is `wanted`."""
     url = checked_url(url)
     objects = Objects(url, PIECE)
     found = read_index(objects)
     if found is None or not found[0].files:
         raise UsageError(f"There is no run {url}. Check the URL.")
-    folder = _cache(url) / "read" / PurePosixPath(url).name
+    folder = _cache(url) / kind / PurePosixPath(url).name
     files.make_folder(folder.parent)
     with (folder.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

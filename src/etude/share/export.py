@@ -52,6 +52,7 @@ STEPS = 1000
 TOLERANCE = 1e-5
 """Largest allowed difference of actions between torch and ONNX, in their unit."""
 ONNX, CONTRACT, REPLAY, SCENE = "policy.onnx", "policy.json", "replay.safetensors", "scene.xml"
+MOTION = "motion.safetensors"
 _MOST_BYTES = 64 << 20
 """Most bytes of an observation's recorded steps: of large images fewer steps are recorded."""
 _PACKAGES = ("etude", "torch", "onnx", "onnxruntime", "numpy", "mujoco")
@@ -195,7 +196,7 @@ def export(
         steps = min(steps, max(1, _MOST_BYTES // spec.num_bytes))
     with waiting(f"recording {steps:,} steps"):
         replay, described = _record(recipe, policy, path, steps)
-    scene = described.pop("scene", "")
+    scene, motion = described.pop("scene", ""), described.pop("arrays", {})
     contract = _contract(recipe, policy, path, described, fingerprint)
     with waiting("writing ONNX"):
         model = _to_onnx(policy)
@@ -213,8 +214,9 @@ def export(
     arrays |= {"starts": replay.starts, "actions": replay.actions}
     files = {
         ONNX: model.SerializeToString(deterministic=True),
-        REPLAY: b"".join(bytes(c) for c in tensors.chunks(arrays, tensors.layout(arrays))),
+        REPLAY: _safetensors(arrays),
         **({SCENE: scene.encode()} if scene else {}),
+        **({MOTION: _safetensors(motion)} if motion else {}),
     }
     contract["files"] = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -223,6 +225,10 @@ def export(
     files[CONTRACT] = (json.dumps(contract, indent=1, allow_nan=False) + "\n").encode()
     _write(to, files)
     return Exported(to, contract, {name: len(data) for name, data in files.items()})
+
+
+def _safetensors(arrays: dict[str, Array]) -> bytes:
+    return b"".join(bytes(c) for c in tensors.chunks(arrays, tensors.layout(arrays)))
 
 
 def _check_installed() -> None:

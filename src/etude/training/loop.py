@@ -67,11 +67,7 @@ class Loop:
         for callback in self.callbacks:
             callback.run_start(context)
         while not self.clock.finished:
-            self._iterate(context)
-            self._agree()
-            self._test(context)
-            self._agree()
-            self._log(context)
+            self.iteration(context)
             with self.stopwatch.phase("save"):
                 saved = self.saver.save_if_due(self.clock, urgent=self._agree())
             self.stop.boundary(self.clock.now.timesteps, saved)
@@ -81,6 +77,14 @@ class Loop:
         for callback in self.callbacks:
             callback.run_end(context)
         return True
+
+    def iteration(self, context: Context) -> None:
+        """One iteration, from its rollout to its log row; a checkpoint may follow it."""
+        self._iterate(context)
+        self._agree()
+        self._test(context)
+        self._agree()
+        self._log(context)
 
     @property
     def best(self) -> Best | None:

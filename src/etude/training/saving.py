@@ -216,8 +216,15 @@ class Saver:
 
     def _load(self, found: tuple[str, Tree, Tree], clock: Clock) -> None:
         name, arrays, training = found
-        training = renumbered(training)
         path = self._folder.checkpoints / name
+        self.load(path, arrays, renumbered(training))
+        if self._ranks.is_first:
+            self._remember_all(path, training)
+            self._mark_again(clock)
+
+    def load(self, path: Path, arrays: Tree, training: Tree) -> None:
+        """Restore every part from the policy and the training state of a checkpoint; no file is
+        changed. path: of the checkpoint, for errors."""
         missing = sorted(self._parts.keys() - training.keys())
         if missing:
             raise UsageError(
@@ -232,9 +239,6 @@ class Saver:
         with checkpoint.explain_mismatch(path, "state of 'saver'"):
             self.best_step = training["saver"]["best"]
             self.num_saved = int(training["saver"]["num_saved"])
-        if self._ranks.is_first:
-            self._remember_all(path, training)
-            self._mark_again(clock)
 
     def _newest(self, say: Say, before: int | None = None) -> tuple[str, Tree, Tree] | None:
         """Name, policy and training state of the newest checkpoint that verifies."""

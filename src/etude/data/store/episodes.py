@@ -37,6 +37,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -71,7 +72,7 @@ from etude.data.store.sampling import (
     choose,
     read_multi_step,
 )
-from etude.runs.files import Disk
+from etude.runs.files import BLOCK, Disk, explain_os_errors, open_regular
 
 __all__ = ["DamagedStore", "EpisodeStore", "StoreGeometry", "Subsets", "Transitions"]
 _LOGS = ("steps", "finals", "episodes")
@@ -560,6 +561,17 @@ class EpisodeStore:
         self._settle(self._load_logs(read_json(self.path / SEAL), verify=True))
 
     @classmethod
+    def copy(cls, path: Path, state: Tree, to: Path) -> None:
+        """Copy what belongs to a `state` of the store at `path` to a new folder, which
+        `load_state_dict` then continues; the store may be in use by another process."""
+        store = cls(path, read_geometry(path), None)
+        to.mkdir(parents=True)
+        shutil.copyfile(path / DESCRIPTION, to / DESCRIPTION)
+        for name, log in store._logs.items():
+            for file, size in log.written(state[name]).items():
+                _copy_start(file, to / file.name, size, log.block_bytes)
+
+    @classmethod
     def examine(cls, path: Path, state: Tree | None = None) -> dict[Path, str]:
         """The fault of each file of a dataset, or of a store with this `state`; "" for intact
         files."""
@@ -579,3 +591,13 @@ class EpisodeStore:
         except DamagedStore as error:
             found[error.path] = error.what
         return found
+
+
+def _copy_start(path: Path, to: Path, size: int, whole: int) -> None:
+    """Copy the first `size` bytes of a file into a sparse file of `whole` bytes, for scratch."""
+    with explain_os_errors("read", path), open_regular(path) as source, to.open("wb") as target:
+        left = size
+        while left and (block := source.read(min(left, BLOCK))):
+            target.write(block)
+            left -= len(block)
+        target.truncate(whole)

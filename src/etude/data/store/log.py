@@ -116,6 +116,11 @@ class RecordLog:
         self._fd, self._open_block = -1, -1
         self._dirty: set[int] = set()
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's file."""
+        return self.block_records * self.dtype.itemsize
+
     def path(self, block: int) -> Path:
         return self.folder / f"{self.name}-{block:012d}.bin"
 
@@ -146,9 +151,9 @@ class RecordLog:
                 self.close()
                 self._fd = disk.open(path, os.O_RDWR | os.O_CREAT)
                 self._open_block = block
-                if os.fstat(self._fd).st_size != self.block_records * self.dtype.itemsize:
+                if os.fstat(self._fd).st_size != self.block_bytes:
                     self._maps.pop(block, None)
-                    disk.truncate(self._fd, self.block_records * self.dtype.itemsize)
+                    disk.truncate(self._fd, self.block_bytes)
             self._dirty.add(block)
             self._stamps[block] = None
             os.lseek(self._fd, offset, os.SEEK_SET)
@@ -370,7 +375,7 @@ class RecordLog:
         self.count = count
         for block, expected in zip(blocks, hashes, strict=True):
             size = self._size_of(block)
-            full = size == self.block_records * self.dtype.itemsize
+            full = size == self.block_bytes
             self._check_size(block, size)
             if full or self._disk is None:
                 self._sealed[block] = expected
@@ -380,6 +385,11 @@ class RecordLog:
             else:
                 self._unread.add(block)
         return first
+
+    def written(self, state: Any) -> dict[Path, int]:
+        """{file: bytes of it that belong to `state`}."""
+        first, self.count, _ = _check_state(state, self.folder / self.name)
+        return {self.path(b): self._size_of(b) for b in self._blocks(first, self.count)}
 
     def examine(self, state: Any) -> dict[Path, str]:
         """The fault of each block of `state`, "" for an intact one."""

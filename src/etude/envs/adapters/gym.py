@@ -51,22 +51,33 @@ class GymConfig(EnvConfig):
         "Walker2d, Ant and Humanoid v5.",
     )
 
+    python: str = Field(
+        "",
+        description="Interpreter or virtual environment in which the environments run, with "
+        "packages of its own, or a name of `etude env list`; default: this interpreter.",
+    )
+
     @property
     def task_name(self) -> str:
         return self.id.rpartition(":")[2]
 
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
         if self.engine == "batch":
+            if self.python:
+                raise UsageError(
+                    "env.engine batch is MuJoCo's batch engine in this interpreter: leave out "
+                    "env.python, or take env.engine gymnasium."
+                )
             from etude.envs.adapters.gym_native import native_env
 
             return native_env(self.id, self.kwargs, num_envs, threads)
-        return GymEnv(self, num_envs) if threads == 1 else self._spread(num_envs, threads)
+        return instances(self, num_envs) if threads == 1 else self._spread(num_envs, threads)
 
     def _spread(self, num_envs: int, workers: int) -> BatchEnv:
         """Environments in worker processes."""
         from etude.envs.adapters.workers import EnvWorkers
 
-        one = GymEnv(self, 1)
+        one = instances(self, 1)
         one.close()
         return EnvWorkers(
             gym_part,
@@ -89,6 +100,11 @@ class GymConfig(EnvConfig):
         return self.replace(kwargs={**self.kwargs, **kwargs})
 
     def for_window(self) -> Self:
+        if self.python:
+            raise UsageError(
+                f"'{self.id}' runs in another interpreter, which shows no window: `etude play RUN "
+                "--web` shows it in the browser."
+            )
         env = make_gym(self)
         modes = env.metadata.get("render_modes") or ()
         env.close()
@@ -103,7 +119,7 @@ class GymConfig(EnvConfig):
     def modules(self) -> tuple[str, ...]:
         """Modules of the environment and its wrappers in Gymnasium's registry."""
         known = gymnasium.registry.get(self.id.rpartition(":")[2])
-        if known is None:
+        if known is None or self.python:
             return ()
         points = [known.entry_point, *(each.entry_point for each in known.additional_wrappers)]
         return tuple(
@@ -176,10 +192,9 @@ class GymEnv:
         self.num_envs, self._first = num_envs, first
         self._config = config
         self._exact = exact
-        self._envs = [make_gym(config) for _ in range(num_envs)]
+        self._envs = self._instances(config, num_envs)
         self._physics = [gym_spaces.physics(env) for env in self._envs]
-        models = [pair[0] for pair in self._physics if pair is not None]
-        notes = [avoid_sparse(model) for model in models]
+        model, notes = self._describe()
         self._row, self.call = 0, "reset"
         self._key: Key | None = None
         self._started = False
@@ -197,9 +212,19 @@ class GymEnv:
             action=self._spaces.action,
             max_episode_steps=limits[0],
             statistics=() if config.success_key is None else ("is_success",),
-            model=digest(models[0]) if models else "",
-            notes=notes[0] if notes else (),
+            model=model,
+            notes=notes,
         )
+
+    def _instances(self, config: GymConfig, num_envs: int) -> list[gymnasium.Env[Any, Any]]:
+        """The environments."""
+        return [make_gym(config) for _ in range(num_envs)]
+
+    def _describe(self) -> tuple[str, tuple[str, ...]]:
+        """Hash of the model, and notes for the plan."""
+        models = [pair[0] for pair in self._physics if pair is not None]
+        notes = [avoid_sparse(model) for model in models]
+        return (digest(models[0]), notes[0]) if models else ("", ())
 
     def reset(self, key: Key) -> Observations:
         """Reset every row to its episode 0."""
@@ -297,7 +322,7 @@ class GymEnv:
             self._exact = self._config.exactness().exact
         if not self._exact:
             return {}
-        texts = [object_state.save(env).encode("utf-8") for env in self._envs]
+        texts = [self._save(env).encode("utf-8") for env in self._envs]
         lines = _stacked_texts([np.frombuffer(text, np.uint8)[None] for text in texts])
         tree: Tree = {"episode": self._episode.copy(), "attributes": lines}
         pairs = [pair for pair in self._physics if pair is not None]
@@ -318,15 +343,69 @@ class GymEnv:
             if not self._started:
                 # Creates what an environment only creates in its first reset.
                 self._begin(row)
-            object_state.load(env, snapshot["attributes"][row].tobytes().decode())
+            self._load(env, snapshot["attributes"][row].tobytes().decode())
             pair = self._physics[row]
             if pair is not None and "physics" in snapshot:
                 gym_spaces.load_physics(*pair, snapshot["physics"][row])
         self._started = True
 
+    def _save(self, env: Any) -> str:
+        """The state of one environment as one line of JSON, without physics."""
+        return object_state.save(env)
+
+    def _load(self, env: Any, text: str) -> None:
+        object_state.load(env, text)
+
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+
+class RemoteGymEnv(GymEnv):
+    """A batch of environments in a process of another interpreter."""
+
+    def _instances(self, config: GymConfig, num_envs: int) -> list[gymnasium.Env[Any, Any]]:
+        from etude.envs.adapters.interpreter import Interpreter, RemoteEnv
+
+        given = (config.python, config.id, config.kwargs, config.success_key, num_envs)
+        self._interpreter = Interpreter(*given)
+        return [RemoteEnv(self._interpreter, row) for row in range(num_envs)]
+
+    def _describe(self) -> tuple[str, tuple[str, ...]]:
+        hashed, words = self._interpreter.describe()
+        return hashed, (words,)
+
+    def _save(self, env: Any) -> str:
+        return str(env.save())
+
+    def _load(self, env: Any, text: str) -> None:
+        env.load(text)
+
+    def _revive(self) -> None:
+        """Start a lost process again, before its environments get a new state."""
+        if self._interpreter.is_lost:
+            self._interpreter.start()
+            self._started = False
+
+    def reset(self, key: Key) -> Observations:
+        self._revive()
+        return super().reset(key)
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        self._revive()
+        super().restore(snapshot, key)
+
+    def interrupt(self, seconds: float) -> None:
+        """Kill the process, whose call has taken too long; the waiting call raises an error."""
+        where = self.where()
+        self._interpreter.kill(
+            f"was killed, because {where} did not return within {seconds:g} s: for calls that take "
+            "longer raise --collector.deadline"
+        )
+
+    def close(self) -> None:
+        if not self._interpreter.is_lost:
+            self._interpreter.end()
 
 
 def _type_names(given: Any) -> str:
@@ -353,9 +432,16 @@ def join_snapshots(parts: list[Tree]) -> Tree:
 
 def gym_part(config: GymConfig, first: int, num_envs: int) -> GymEnv:
     """The part of the environments that belongs to a worker process."""
-    return GymEnv(config, num_envs, exact=True, first=first)
+    return instances(config, num_envs, exact=True, first=first)
 
 
 def unprobed(config: GymConfig, num_envs: int) -> GymEnv:
     """Environments whose snapshots are taken without a probe."""
-    return GymEnv(config, num_envs, exact=True)
+    return instances(config, num_envs, exact=True)
+
+
+def instances(config: GymConfig, num_envs: int, **given: Any) -> GymEnv:
+    """The environments in this process, or in a process of another interpreter."""
+    if config.python:
+        return RemoteGymEnv(config, num_envs, **given)
+    return GymEnv(config, num_envs, **given)

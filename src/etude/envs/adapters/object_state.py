@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from etude.core.contracts import Array
-
+# Nothing of Etude is imported: other interpreters load this file alone.
+Array = np.ndarray[Any, Any]
 _PLAIN = (type(None), bool, int, float, str)
 _ARRAY_KINDS = "biufcSU"
 _BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {

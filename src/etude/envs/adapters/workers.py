@@ -63,7 +63,7 @@ LOOK = 1.0
 
 
 @cache
-def _starter(process: int) -> ThreadPoolExecutor:
+def starter(process: int) -> ThreadPoolExecutor:
     """A thread that starts all workers of a process and lives as long as the process, because Linux
     ends a worker with the thread that started it."""
     return ThreadPoolExecutor(1, "worker-starter")
@@ -198,7 +198,7 @@ class _Worker:
         self._life, life = socket.socketpair()
         with theirs, life:
             self._process = (
-                _starter(os.getpid()).submit(_start, theirs.fileno(), life.fileno()).result()
+                starter(os.getpid()).submit(_start, theirs.fileno(), life.fileno()).result()
             )
         self._line: Connection[Any, Any] = Connection(ours.detach())
         self._line.send((make, config, part.start, part.stop - part.start))

@@ -151,6 +151,11 @@ class MujocoEnv:
         return dict(zip(self._names, self._sums, strict=True))
 
     @property
+    def reward_terms(self) -> dict[str, Array]:
+        """Weighted rewards of the last step, {term: [num_envs]}; live arrays."""
+        return dict(zip(self._names, self._weighted, strict=True))
+
+    @property
     def draws(self) -> Draws:
         """Random numbers of this step for all environments."""
         return Draws(self)

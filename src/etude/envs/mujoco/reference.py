@@ -290,13 +290,34 @@ class ReferenceMotion(MotionPlayer):
         return np.stack([np.sin(angle), np.cos(angle)], axis=1)
 
     def describe(self) -> Tree:
+        known, robot = self.library, self.robot
+        frames = known.frames
+        arrays: dict[str, Array] = {
+            "root": frames.pose[:, :7],
+            "root_speed": frames.speed[:, :6],
+            "joints": frames.pose[:, robot.qpos_ids],
+            "joint_speeds": frames.speed[:, robot.dof_ids],
+            "targets": self._targets[:, robot.qpos_ids],
+            "phase": self._phases,
+            "bodies": frames.position,
+            "body_quaternions": frames.quaternion,
+        }
+        if robot.ball_ids.size:
+            arrays["balls"] = frames.pose[:, robot.ball_qpos_ids]
         return {
             "motion": {
-                "about": "the motions that the policy tracks, at the control rate",
+                "about": "the motions that the policy tracks, at the control rate; their frames "
+                "are in motion.safetensors, one motion after the other",
                 "names": list(self.names),
+                "starts": known.starts.tolist(),
+                "counts": known.counts.tolist(),
+                "loops": known.loops.tolist(),
+                "joints": list(robot.joint_names),
+                "balls": list(robot.ball_names),
                 "bodies": list(self.body_names),
                 "anchor": self.body_names[self.anchor],
-            }
+            },
+            "arrays": {name: array.astype(np.float32) for name, array in arrays.items()},
         }
 
     def reset(self, env_ids: Array, draws: Draws) -> None:

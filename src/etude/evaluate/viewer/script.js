@@ -5,6 +5,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 100, WIDTH = 1000;
 const state = { source: 0, number: null, episode: null, step: 0, rows: [], count: 0, tab: "episodes", hidden: {}, cursors: [], asked: 0 };
 let about, edits = null, playing = null;
+// A page of one file has all answers in it, and asks no server.
+const embedded = $("embedded") && JSON.parse($("embedded").textContent);
 
 function el(tag, fields = {}, ...children) {
   const made = document.createElement(tag);
@@ -35,6 +37,7 @@ function fail(error) {
 function address(path, query) { return `${path}?${new URLSearchParams(query)}`; }
 
 async function get(path, query = {}) {
+  if (embedded) return embedded[path === "episode" ? `episode ${query.number}` : path];
   const answer = await fetch(address(path, query));
   const found = await answer.json();
   if (found.error) throw new Error(found.error);
@@ -139,7 +142,8 @@ function drawHead() {
 
 function drawPictures() {
   const { pictures, numbers } = state.episode;
-  const figures = pictures.map((name) => el("figure", {}, el("img", { "data-name": name, alt: name }), el("figcaption", {}, name)));
+  const drawn = embedded && embedded.film.pictures.length && state.number === 0 ? [...pictures, "film"] : pictures;
+  const figures = drawn.map((name) => el("figure", {}, el("img", { "data-name": name, alt: name }), el("figcaption", {}, name)));
   for (const film of source().films) {
     const at = address("film", { source: state.source, name: film });
     const shown = film.endsWith(".mp4") ? el("video", { src: at, controls: "", loop: "" }) : el("img", { class: "film", src: at, alt: film });
@@ -173,7 +177,7 @@ function drawCurve(curve) {
       off[off.has(index) ? "delete" : "add"](index);
       button.classList.toggle("off");
       draw();
-    } }, swatch, curve.lines.length > 1 ? `${index} ` : "", value);
+    } }, swatch, curve.names[index] ? `${curve.names[index]} ` : curve.lines.length > 1 ? `${index} ` : "", value);
     button.classList.toggle("off", off.has(index));
     legend.append(button);
     return value;
@@ -231,6 +235,11 @@ function go(step) {
 // A picture is asked for when the one before has arrived: late ones are left out.
 function loadPictures() {
   for (const image of $("pictures").querySelectorAll("img[data-name]")) {
+    if (embedded) {
+      const { pictures, stride } = embedded.film;
+      image.src = pictures[Math.min(Math.round(state.step / stride), pictures.length - 1)];
+      continue;
+    }
     const wanted = address("picture", { source: state.source, number: state.number, name: image.dataset.name, step: state.step });
     if (image.dataset.busy) { image.dataset.next = wanted; continue; }
     if (image.getAttribute("src") !== wanted) load(image, wanted);
@@ -381,6 +390,13 @@ function key(event) {
 async function start() {
   about = await get("about");
   $("filters").open = innerWidth > 800;
+  if (embedded) {
+    $("filters").hidden = true;
+    document.body.classList.add("embedded");
+    $("keys").textContent = "Left and right: a step, with shift ten. Space: play. Click a curve to go there, a number to hide its line.";
+    const rate = embedded.film.rate;
+    if (rate) $("speed").prepend(el("option", { value: rate, selected: "" }, `${short(rate, 3)}: real time`));
+  }
   $("source").replaceChildren(...about.sources.map((each, index) => el("option", { value: index }, `${each.name}: ${integer(each.episodes)} episodes`)));
   $("source").hidden = about.sources.length < 2;
   $("source").addEventListener("change", () => choose(Number($("source").value)).then(() => open(state.tab)).catch(fail));

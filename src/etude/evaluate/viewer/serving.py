@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
@@ -123,7 +124,9 @@ class Viewer:
             shown = flat(array, MAX_DIMENSIONS)
             dims = int(np.prod(array.shape[1:], dtype=np.int64))
             lines = [_finite(line) for line in shown.T]
-            curves.append({"name": name.removeprefix(OBS), "dims": dims, "lines": lines})
+            names = [*source.names.get(name, ())][: len(lines)]
+            label = name.removeprefix(OBS)
+            curves.append({"name": label, "dims": dims, "lines": lines, "names": names})
         return Answer.of(
             {
                 **_row(source, number),
@@ -163,11 +166,46 @@ class Viewer:
         return Answer(file.read_bytes(), film_kind(file))
 
 
+def embedded(title: str, source: Source, film: Sequence[str], stride: int, rate: float) -> str:
+    """The page of a few episodes as one file that needs no network.
+
+    film: pictures of episode 0 as data URIs, one of every `stride` steps; rate: steps per second.
+    """
+    viewer = Viewer(title, [source])
+    numbers = range(len(source.table))
+    content = {
+        "about": json.loads(viewer.get("/about", {}).body),
+        "episodes": json.loads(viewer.get("/episodes", {"source": "0"}).body),
+        "film": {"pictures": [*film], "stride": stride, "rate": rate},
+        **{
+            f"episode {n}": json.loads(
+                viewer.get("/episode", {"source": "0", "number": f"{n}"}).body
+            )
+            for n in numbers
+        },
+        "statistics": statistics(source),
+    }
+    text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+    script, style = ((_FOLDER / n).read_text() for n in ("script.js", "style.css"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return _rendered(title, script, style, text, policy)
+
+
+def _rendered(title: str, script: str, style: str, content: str = "", policy: str = "") -> str:
+    env = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
+    return env.get_template("page.html").render(
+        title=title, script=script, style=style, content=content, policy=policy
+    )
+
+
 def _page(title: str) -> Answer:
     """The page, whose policy allows its own script and style, by their hashes."""
     script, style = ((_FOLDER / n).read_text() for n in ("script.js", "style.css"))
-    env = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
-    page = env.get_template("page.html").render(title=title, script=script, style=style)
+    page = _rendered(title, script, style)
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (script, style)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class Source:
     can_exclude = False
     films: Mapping[str, Path] = {}
     """{name: file} of films of some episodes."""
+    names: Mapping[str, Sequence[str]] = {}
+    """{field: names of its numbers}, where they are known."""
     sampled = "episodes drawn at random"
     """Episodes that statistics of steps are of, if they are not of all."""
 
