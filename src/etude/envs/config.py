@@ -126,8 +126,11 @@ class EnvConfig(Config):
         """The config of evaluation environments; default this one."""
         return self
 
-    def for_film(self) -> Self:
-        """The config of environments that render themselves, if that needs other options."""
+    def for_film(self, size: tuple[int, int] = (1280, 720)) -> Self:
+        """The config of environments that render themselves, if that needs other options.
+
+        size: width and height in pixels, for those that can choose.
+        """
         return self
 
     def for_window(self) -> Self:
@@ -145,7 +148,15 @@ class EnvConfig(Config):
         return None
 
 
-ENVS: Registry[EnvConfig] = Registry("env", "etude.envs.config:EnvConfig")
+ENVS: Registry[EnvConfig] = Registry(
+    "env",
+    "etude.envs.config:EnvConfig",
+    removed={
+        "imitation": "env.kind imitation is now env.kind track, and its humanoid has limits of "
+        "torques and joints: train again with the recipe imitate-walk, and name clips with "
+        "env.motion (docs/imitation.md)."
+    },
+)
 
 
 A = TypeVar("A")

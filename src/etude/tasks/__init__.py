@@ -3,7 +3,6 @@
 ENVS = {
     "reach": "etude.tasks.reach:ReachConfig",
     "pick-place": "etude.tasks.pick_place.task:PickPlaceConfig",
-    "imitation": "etude.tasks.imitation.task:ImitationConfig",
     "walk-go1": "etude.tasks.velocity:WalkConfig",
     "track": "etude.tasks.tracking:TrackConfig",
 }
@@ -11,7 +10,7 @@ GROUPS = {
     "etude.tasks.reach": "Reaching a point",
     "etude.tasks.pick_place.recipes": "Pick and place",
     "etude.tasks.velocity": "Walking",
-    "etude.tasks.imitation.recipes": "Imitating motion",
+    "etude.tasks.humanoid": "Imitating motion",
     "etude.tasks.tracking": "Tracking motion with a robot of your own",
     "etude.tasks.gym_recipes": "Gymnasium, PettingZoo and tasks in numpy",
     "etude.tasks.dataset_recipes": "Learning from a dataset",
@@ -33,11 +32,11 @@ RECIPES = {
     "walk-go1-robust": "etude.tasks.velocity:walk_go1_robust",
     "walk-go1-rough": "etude.tasks.velocity:walk_go1_rough",
     "walk-go1-student": "etude.tasks.velocity:walk_go1_student",
-    "imitate-walk": "etude.tasks.imitation.recipes:imitate_walk",
-    "imitate-backflip": "etude.tasks.imitation.recipes:imitate_backflip",
-    "imitate-all": "etude.tasks.imitation.recipes:imitate_all",
-    "amp-walk": "etude.tasks.imitation.recipes:amp_walk",
-    "amp-clips": "etude.tasks.imitation.recipes:amp_clips",
+    "imitate-walk": "etude.tasks.humanoid:imitate_walk",
+    "imitate-backflip": "etude.tasks.humanoid:imitate_backflip",
+    "imitate-all": "etude.tasks.humanoid:imitate_all",
+    "amp-walk": "etude.tasks.humanoid:amp_walk",
+    "amp-clips": "etude.tasks.humanoid:amp_clips",
     "track": "etude.tasks.tracking:track",
     "track-g1": "etude.tasks.tracking:track_g1",
     "ppo": "etude.tasks.gym_recipes:ppo",
@@ -57,8 +56,9 @@ RECIPES = {
 TUNED = {
     env_id: f"etude.tasks.gym_recipes:{env_id.partition('-')[0].lower()}"
     for env_id in (
-        *("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "Reacher-v5", "Swimmer-v5"),
-        *("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5"),
+        *("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "BipedalWalker-v3"),
+        *("Reacher-v5", "Swimmer-v5", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5"),
+        "Humanoid-v5",
     )
 }
 """{id of Gymnasium: the recipe with settings that were tuned for it}."""
