@@ -8,6 +8,7 @@ import etude
 from benchmarks.progress import Finished, Progress, main
 from etude.core.contracts import Fragment
 from etude.planning.recipe import Recipe
+from etude.rl.sac import SACConfig
 from etude.training.loop import Callback, Context
 
 
@@ -47,7 +48,20 @@ def recipe(progress: Progress) -> Recipe:
     }
     chosen = etude.recipes.find(task.name).replace(**shared)
     if task.algorithm == "sac":
-        return chosen
+        return chosen.replace(
+            algorithm=SACConfig(
+                rollout_steps=task.rollout_steps,
+                train_batches=task.train_batches,
+                batch_size=task.minibatch_size,
+                warmup_steps=task.warmup_steps,
+                capacity=task.capacity,
+                gamma=task.gamma,
+                learning_rate=task.learning_rate,
+                initial_alpha=task.initial_alpha,
+                target_entropy=task.target_entropy,
+                normalise_observations=True,
+            )
+        )
     return chosen.replace(
         policy__init_std=task.init_std,
         collector__num_envs=task.num_envs,

@@ -122,6 +122,9 @@ CLIPS = Trained("train_imitation", "imitate-all", "clips", "{} clips followed to
 BETTER = "a return higher than that of random agents by at least {} (95 % intervals)"
 SPREAD = Trained("train_spread", "", "margin of seed", BETTER, returns)
 AMP_WALK = Trained("train_imitation", "amp-walk", "episodes walked", IMITATED)
+SHORT = {
+    "halfcheetah": "The film is of a shorter run, of 160,000 steps with a larger learning rate."
+}
 TASKS = [
     Entry("walk-go1", "robots.md", walking("walk-go1"), demo=True),
     Entry("walk-go1-robust", "robots.md", walking("walk-go1-robust"), film="walk-go1"),
@@ -154,7 +157,7 @@ TASKS = [
     Entry("imitate-all", "imitation.md", CLIPS, film="imitate-backflip", variants=("amp-clips",)),
     Entry("amp-walk", "rewards.md", AMP_WALK, note=FREE_PHYSICS),
     Entry("track-g1", "tracking.md"),
-    *(Entry(name, "robots.md", running(name)) for name in BESIDE_SB3),
+    *(Entry(name, "robots.md", running(name), note=SHORT.get(name, "")) for name in BESIDE_SB3),
     *(Entry(name, "your-own.md", returning(name)) for name in ALONE),
     Entry("spread", "segments.md", SPREAD),
     Entry("seek-pictures", "demonstrations.md", SEEK),

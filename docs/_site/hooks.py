@@ -23,6 +23,8 @@ DOCS = repository.ROOT / "docs"
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
 _CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
+_CODE = re.compile(r"<code.*?</code>", re.DOTALL)
+_OPTION = re.compile(r"(?<![^\s>\[(|])--[a-z][\w.-]*")
 _FENCE = re.compile(r"^(```\w+) (file=(\S+)|own=(\S+)|fails)$", re.MULTILINE)
 
 
@@ -60,7 +62,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Give each cell of a table its column's name, for narrow windows, where site.css shows a row
-    as a list."""
+    as a list, and mark options of commands, which are not to break behind their hyphens."""
+    html = _CODE.sub(lambda code: _OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html)
     return _TABLE.sub(_labelled, html)
 
 

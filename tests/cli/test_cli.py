@@ -71,6 +71,8 @@ def test_ids_of_environments_name_their_tuned_recipes(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("hopper, seed 0: ")
     text = refused(["train", "Pusher-v5"], capsys)
     assert "There are no tuned settings for Pusher-v5: `etude train ppo --env.id Pusher-v5" in text
+    text = refused(["train", "BipedalWalker-v2"], capsys)
+    assert "settings for BipedalWalker-v2; did you mean BipedalWalker-v3? `etude train" in text
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "td3"])

@@ -202,7 +202,7 @@ FROM_DATA: dict[str, Any] = {"rrd_batch_size": 16, "rrd_sample_size": 4}
 def shrunk(name: str, folder: Path) -> Recipe:
     """A recipe of the catalog that takes a second or two; datasets are made in `folder`."""
     recipe = short_recipes.find(name)
-    if name == "lunarlander":
+    if name in ("lunarlander", "bipedalwalker"):
         pytest.importorskip("Box2D", reason="needs the extra gymnasium")
     if recipe.algorithm.kind == "reward-only":
         network = {"reads": ("state",), "hidden": (16,)}

@@ -162,9 +162,11 @@ def test_what_is_imitated_is_a_ghost_in_the_films(
 
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 4)
-    _, alone = film.replay(recipe, finished, played, [1])
+    task = film.environments(recipe, played)
+    alone = film.replay(task, finished, played, [1])
     monkeypatch.setattr(ReachingArm, "markers", markers)
-    task, recordings = film.replay(recipe, finished, played, [1])
+    task = film.environments(recipe, played)
+    recordings = film.replay(task, finished, played, [1])
     recording, steps = recordings[1], len(alone[1].states)
     assert np.array_equal(recording.states, alone[1].states)
     # Step 0 is the start: the reference neither lags behind the state nor runs ahead of it.
@@ -221,7 +223,8 @@ def test_agents_of_an_environment_are_not_parted() -> None:
 def test_a_replay_is_the_episode(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 6, seed=3)
-    task, recordings = film.replay(recipe, finished, played, [4, 1])
+    task = film.environments(recipe, played)
+    recordings = film.replay(task, finished, played, [4, 1])
     for number, recording in recordings.items():
         assert len(recording.states) == played.episodes["length"][number] + 1
         # It ends where the episode did, not where the next one begins.
@@ -248,7 +251,8 @@ def test_strip_and_film(finished: Path, tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("imageio_ffmpeg")
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 2)
-    task, recordings = film.replay(recipe, finished, played, [0])
+    task = film.environments(recipe, played)
+    recordings = film.replay(task, finished, played, [0])
     recording = recordings[0]
     width, height = 150, 200
     monkeypatch.setattr(footages, "STRIP_SIZE", (width, height))

@@ -15,12 +15,19 @@ from etude.cli import watching
 from etude.core.contracts import Pictured
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.envs.adapters.gym import GymConfig
+from etude.envs.adapters.gym import GymConfig, make_gym
 from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import decorated, floating_root, frame
 from etude.envs.mujoco.simulation import Camera
 from etude.evaluate import film
-from etude.evaluate.footage import Drawn, MujocoRecorder, footage, recorder
+from etude.evaluate.footage import (
+    Drawn,
+    MujocoRecorder,
+    Pictures,
+    footage,
+    recorder,
+    strip_steps,
+)
 from etude.evaluate.playing import Player, RandomActor
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
@@ -84,7 +91,7 @@ def test_a_filmed_environment_gives_the_same_numbers(name: str) -> None:
 
 def test_films_run_in_real_time() -> None:
     """30 pictures a second, or as near to it as physics steps allow."""
-    shown = Drawn(SimpleNamespace(jpegs=[b""] * 5, rate=50.0))  # type: ignore[arg-type]
+    shown = Drawn(Pictures(50.0, moments=5))
     assert shown.moment_rate / shown.stride == 25.0
     for name, rate in {"reach": 100 / 3, "walk-go1": 31.25, "imitate-walk": 30.0}.items():
         env: Any = recipes.find(name).task.build(1)
@@ -92,6 +99,14 @@ def test_films_run_in_real_time() -> None:
         recording.reset(Key(0))
         shown = footage(env, recording.recordings[0, 0])  # type: ignore[assignment]
         assert shown.moment_rate / shown.stride == pytest.approx(rate)
+
+
+def test_a_floor_does_not_end_before_the_robot() -> None:
+    wall = '<geom type="plane" size="3 1 .1" pos="9 0 1" zaxis="-1 0 0"/>'
+    env = of_model(HIDDEN.replace("</worldbody>", wall + "</worldbody>"))
+    seen, planes = decorated(env), env.simulation.model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
+    assert seen.geom_size[planes, :2].tolist() == [[0, 0], [3, 1]], "0 is drawn without an end"
+    assert env.simulation.model.geom_size[planes, 0].tolist() == [5, 3], "the simulation's stays"
 
 
 def test_a_hidden_robot_is_shown_and_followed() -> None:
@@ -158,8 +173,32 @@ def test_gymnasium_draws_itself() -> None:
     assert np.abs(end.astype(int) - start).mean() > 0.5
     assert end.shape == (200, 300, 3)
     recording.close()
+    assert GymConfig(id="Ant-v5").for_film((640, 360)).kwargs["height"] == 360
     assert GymConfig(id="Ant-v5", engine="batch").for_film().kwargs == {}
     assert GymConfig(id="Ant-v5").for_film().kwargs["width"] == 1280
+
+
+@pytest.mark.usefixtures("drawable")
+def test_a_film_of_gymnasium_follows_a_robot_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", rendering.backend())
+    env: Any = make_gym(GymConfig(id="Swimmer-v5").for_film((160, 90)))
+    env.reset(seed=0)
+    qpos, qvel = env.unwrapped.data.qpos.copy(), env.unwrapped.data.qvel.copy()
+    qpos[:2] += 50.0
+    env.unwrapped.set_state(qpos, qvel)
+    red, _, blue = np.moveaxis(env.render().astype(int), -1, 0)
+    env.close()
+    assert (red > blue + 60).sum() > 100, "its body is orange"
+
+
+def test_of_a_long_episode_only_what_is_shown_is_drawn() -> None:
+    recording = Pictures(rate=25.0, steps=1000)
+    drawn = [moment for moment in range(1001) if recording.wants(moment)]
+    shown = Drawn(Pictures(25.0, moments=1001, jpegs=dict.fromkeys(drawn, b"")))
+    assert drawn == sorted({*strip_steps(shown.steps), *range(shown.begin, shown.moments)})
+    assert len(drawn) < 400
+    assert all(Pictures(rate=25.0, steps=300).wants(moment) for moment in range(301))
+    assert all(Pictures(rate=25.0).wants(moment) for moment in range(1001))
 
 
 def test_agents_of_pettingzoo_draw_themselves() -> None:

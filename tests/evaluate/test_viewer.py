@@ -241,7 +241,8 @@ def test_long_episodes_are_thinned(tmp_path: Path) -> None:
 
         def columns(self, number: int, names: Any, offsets: Any) -> Any:
             self.read += len(offsets)
-            return {"actions": np.stack([offsets, offsets], 1) * np.nan, "rewards": offsets * 1.0}
+            steps = {"actions": np.stack([offsets, offsets], 1) * np.nan, "rewards": offsets * 1.0}
+            return {name: steps[name] for name in names}
 
     table = np.zeros(1, [("length", "<i8"), ("return", "<f8")])
     table["length"] = 10_000_000
@@ -251,6 +252,9 @@ def test_long_episodes_are_thinned(tmp_path: Path) -> None:
     assert found["stride"] == 6667
     assert found["curves"][1]["lines"][0][-1] == pytest.approx(6667 * 1499, rel=1e-5)
     assert set(found["curves"][0]["lines"][0]) == {None}  # NaN is not JSON
+    source.labels.rewarded[0] = False
+    found = ask(Viewer("long", [source]), "episode", source=0, number=0)
+    assert [curve["name"] for curve in found["curves"]] == ["actions"], "the zeros are no rewards"
 
 
 def test_marks_and_their_undoing(dataset: Path) -> None:

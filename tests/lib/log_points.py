@@ -89,7 +89,7 @@ def read_records(file: Path) -> Iterator[Any]:
 def row_points(rows: list[dict[str, Any]], free: tuple[str, ...] = FREE) -> list[Point]:
     """The points that rows of metrics.jsonl stand for."""
     return [
-        (name.replace("epoch/", "per_epoch/"), row["timesteps"] or row["updates"], value)
+        (name.replace("epoch/", "train/per_epoch/"), row["timesteps"] or row["updates"], value)
         for row in rows
         for name, value in (row | {"time/episodes": row.get("episodes")}).items()
         if value is not None and name not in COUNTED and not name.startswith(free)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from test_off_policy import plain_agent, random_batch, random_noise
+from test_iql import choices
+from test_iql import recipe_of as iql_recipe
+from test_off_policy import DIMS, OBS, plain_agent, random_batch, random_noise
+from test_rlpd import BOX, kept
+from test_rlpd import agent_of as rlpd_of
 
 import etude
 from etude.core import compiled
@@ -34,6 +42,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield place
 
 
+def agent_of(kind: str, scratch: Path) -> Any:
+    """An agent of a kind with all that its step has: RLPD draws the critics of its targets."""
+    if kind != "rlpd":
+        return plain_agent(kind)
+    data = scratch / "ones"
+    if not data.exists():
+        kept(data, BOX, [(np.ones((5, OBS)), np.ones((4, DIMS)), np.ones(4))])
+    return rlpd_of(data, num_critics=4, actor_interval=3)
+
+
 def compiling(agent: OffPolicy) -> OffPolicy:
     """The agent with compiled steps, which are not waited for."""
     agent.compiled = CompiledStep(
@@ -52,12 +70,14 @@ def bits(agent: OffPolicy) -> str:
 
 @pytest.mark.rotated
 @needs_compiler
-@pytest.mark.parametrize("kind", ["sac", "td3"])
+@pytest.mark.parametrize("kind", ["sac", "td3", "rlpd", "iql", "xqc"])
 def test_compiled_steps_agree_with_eager_ones(
-    kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For 30 steps with delayed parts; also by a library from the cache, without compiling."""
-    eager, fast = plain_agent(kind), compiling(plain_agent(kind))
+    eager, fast = agent_of(kind, tmp_path), compiling(agent_of(kind, tmp_path))
+    files = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    assert Path(files).is_relative_to(folder())  # Before the compiling thread needs it.
     for number in range(30):
         expected, found = learn(eager, number), learn(fast, number)
         assert fast.compiled is not None
@@ -65,10 +85,11 @@ def test_compiled_steps_agree_with_eager_ones(
     for ours, theirs in zip(fast.changing(), eager.changing(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
     assert folder().is_relative_to(cache)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == files
     assert {path.suffix for path in folder().iterdir()} == {".so", ".json"}
 
     monkeypatch.delattr("etude.core.compiled._compile")
-    again = compiling(plain_agent(kind))
+    again = compiling(agent_of(kind, tmp_path))
     for number in range(30):
         learn(again, number)
     assert again.compiled is not None
@@ -76,7 +97,7 @@ def test_compiled_steps_agree_with_eager_ones(
 
     before = bits(again)
     bad = random_batch(SIZE)
-    bad.rewards[0] = 3e38
+    bad.rewards[0] = float("nan")
     with pytest.raises(NonFinite, match=r"the loss of the critics \(shard 0\)"):
         again.learn([bad], [random_noise(again, SIZE)])
     assert bits(again) == before
@@ -150,6 +171,51 @@ def test_a_compiled_run_is_killed_and_resumed(cache: Path, tmp_path: Path) -> No
     assert manifest["learner"]["step"] == compiled.description()
     hits = killed_runs(recipe, tmp_path, kills=5, seed=11)
     assert sum(hits.values()) == 5
+
+
+@pytest.mark.rotated
+@needs_compiler
+def test_a_compiled_run_of_a_dataset(cache: Path, tmp_path: Path) -> None:
+    """IQL, which has three optimizers and no warm-up to compile in."""
+    recipe = iql_recipe(choices(tmp_path / "data", 200))
+    runs = {
+        step: etude.train(recipe.replace(learner__step=step), tmp_path / step)
+        for step in ("eager", "compiled")
+    }
+    manifest = json.loads((runs["compiled"].path / "manifest.json").read_text())
+    assert manifest["learner"]["step"] == compiled.description()
+    losses = [[row["train/critic_loss"] for row in run.rows()] for run in runs.values()]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    states = np.random.default_rng(1).normal(size=(50, 2)).astype(np.float32)
+    assert float(np.mean(runs["compiled"].policy("latest").act(states))) > 0.55
+
+
+@needs_compiler
+def test_files_of_a_killed_compilation_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next compilation, unless another one is at work."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = (
+        "from etude.core import compiled\nimport time\n"
+        "with compiled._scratch() as place:\n"
+        "    (place / 'step.so').touch()\n"
+        "    print(place, flush=True)\n"
+        "    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().decode().strip())
+        with compiled._scratch() as ours:
+            assert theirs.is_dir()
+            assert ours.is_dir()
+        assert (theirs / "step.so").exists()
+        other.kill()
+    assert theirs.is_dir()
+    with compiled._scratch() as ours:
+        assert not theirs.exists()
+        assert ours.is_dir()
+    assert not any(folder().iterdir())
 
 
 def test_recipes_say_what_compiles() -> None:

@@ -280,7 +280,7 @@ def bisect(
     notes.append(
         f"Computed again, both runs agree up to iteration {bound:,}: the cause is not in "
         "their recipes, nor in this code on this machine. Checkpoints at each iteration "
-        "(--checkpoint.every '1 iteration' --checkpoint.thin) would say where."
+        "(--checkpoint.every '1 iteration' --checkpoint.keep-last 10000) say where."
     )
     return Bisection(None, 2, iterations, notes)
 

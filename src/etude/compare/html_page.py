@@ -188,11 +188,11 @@ def _content(run: RunPage, budget: Budget) -> dict[str, Any]:
 def _cards(run: RunPage, evaluations: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """(value, name) of the most important figures."""
     final = _final_metrics(evaluations)
+    played = f"{final.get('eval/episodes', 0):.0f} fresh episodes"
     if "eval/success_rate" in final:
-        count = final.get("eval/episodes", 0)
-        yield f"{final['eval/success_rate']:.1%}", f"success of {count:.0f} fresh episodes"
+        yield f"{final['eval/success_rate']:.1%}", f"success of {played}"
     if "eval/mean_reward" in final:
-        yield f"{final['eval/mean_reward']:,.2f}", "mean return of them"
+        yield f"{final['eval/mean_reward']:,.2f}", f"mean return of {played}"
     if run.record.rows:
         last = numbers(run.record.rows[-1])
         yield f"{step_of(last):,}", run.record.unit

@@ -10,6 +10,8 @@ checkpoints or bundles.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -17,7 +19,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,14 +138,47 @@ def _loaded(library: Path, about: Path) -> Compiled | None:
     return Compiled(runner.run, [str(name) for name in facts["names"]])
 
 
+def prepare() -> None:
+    """Let torch's compiler write below the cache folder; call before other threads are running.
+
+    By default, its files would be in a folder of /tmp with a name that all can guess.
+    """
+    with contextlib.suppress(NotCompiled):  # Which compiling says again.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder() / "torch")
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for one compilation, below the one of torch's compiler.
+
+    A process that finds that no other is compiling removes what is left there, also of processes
+    that were killed.
+    """
+    cache = folder()
+    handle = os.open(cache, os.O_RDONLY)
+    try:
+        _remove_unused(cache / "torch", handle)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        (cache / "torch").mkdir(exist_ok=True, mode=0o700)
+        yield Path(tempfile.mkdtemp(dir=cache / "torch"))
+    finally:
+        _remove_unused(cache / "torch", handle)
+        os.close(handle)
+
+
+def _remove_unused(place: Path, handle: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def _compile(traced: Traced, threads: int, library: Path, about: Path) -> None:
     from torch._inductor import aot_compile
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        # By default, torch's own files would be in a folder of /tmp with a name that all can guess.
-        before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
+    # Torch's own, of a name that it renames; users can do nothing about it.
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+    with _scratch() as scratch:
         try:
             graph = make_fx(traced.function, tracing_mode="fake")(*traced.example)
             graph.graph.eliminate_dead_code()
@@ -159,7 +195,7 @@ def _compile(traced: Traced, threads: int, library: Path, about: Path) -> None:
                 "names": traced.names,
                 "sha256": hashlib.sha256(made.read_bytes()).hexdigest(),
             }
-            described = Path(scratch) / "step.json"
+            described = scratch / "step.json"
             described.write_text(json.dumps(facts))
             described.chmod(0o600)
             os.replace(described, about)
@@ -167,8 +203,3 @@ def _compile(traced: Traced, threads: int, library: Path, about: Path) -> None:
         except Exception as error:  # Whatever torch's compiler or g++ raise.
             first = next((line for line in str(error).splitlines() if line.strip()), "")
             raise NotCompiled(f"{type(error).__name__}: {first}") from error
-        finally:
-            if before is None:
-                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-            else:
-                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before

@@ -55,14 +55,18 @@ drawn, with the names of stable-baselines3."""
 def chart_values(row: Mapping[str, Any]) -> dict[str, float]:
     """{name of a chart: value} of the columns that are drawn as curves: all but counters.
 
-    Charts are sorted by name; "per_" moves those of epochs behind the others.
+    Means over an epoch stand with the others of the update: dashboards group charts by the first
+    part of their names.
     """
     known = numbers(row)
     chosen = {name: value for name, value in known.items() if name not in _COUNTERS}
     if not is_offline(row):
         counted = ((EPISODES_CHART, "episodes"), (TIMESTEPS, TIMESTEPS))
         chosen |= {chart: known[name] for chart, name in counted if name in known}
-    return {f"per_{name}" if name.startswith("epoch/") else name: v for name, v in chosen.items()}
+    return {
+        f"train/per_{name}" if name.startswith("epoch/") else name: value
+        for name, value in chosen.items()
+    }
 
 
 Row = Mapping[str, float]

@@ -126,8 +126,11 @@ class EnvConfig(Config):
         """The config of evaluation environments; default this one."""
         return self
 
-    def for_film(self) -> Self:
-        """The config of environments that render themselves, if that needs other options."""
+    def for_film(self, size: tuple[int, int] = (1280, 720)) -> Self:
+        """The config of environments that render themselves, if that needs other options.
+
+        size: width and height in pixels, for those that can choose.
+        """
         return self
 
     def for_window(self) -> Self:

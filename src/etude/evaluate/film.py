@@ -19,7 +19,7 @@ import mujoco
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
-from etude.core.contracts import BatchEnv, Pictured, ability
+from etude.core.contracts import Array, BatchEnv, Pictured, ability
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.output import waiting
@@ -39,6 +39,7 @@ from etude.evaluate.footage import (
     can_film,
     footage,
     recorder,
+    step_seconds,
 )
 from etude.evaluate.fresh import FreshEpisodes, load
 from etude.planning import recipes
@@ -54,8 +55,6 @@ COLUMNS = 4
 GAP = 4
 _LINGER = 1.0
 """Seconds for which a film stays at the end of an episode."""
-_LONGEST = 15.0
-"""Longest episode in a film, in seconds; of a longer one the end is shown."""
 _ENOUGH, _MOST = 6.0, 5
 """Shortest film in seconds, and largest number of episodes to get there."""
 _MOVING_RATE, _MOVING_SECONDS = 15.0, 10.0
@@ -222,24 +221,31 @@ def film(
     """Write <outcome>.png, .webp and, with the extra `video`, .mp4 for each outcome that occurred.
 
     path: the policy. kinds: the outcome of each episode. title: default the names of task, recipe
-    and run.
+    and run, each once.
     """
-    chosen, made = typical(fresh, kinds), []
-    env, recordings = replay(recipe, path, fresh, [n for group in chosen.values() for n in group])
+    env, made = environments(recipe, fresh, size if has_mp4() else SMALL), []
+    chosen = {
+        kind: _enough(numbers, fresh.episodes["length"] * step_seconds(env))
+        for kind, numbers in typical(fresh, kinds).items()
+    }
+    recordings = replay(env, path, fresh, [n for group in chosen.values() for n in group])
     succeeded = fresh.episodes.get("is_success")
-    title = title or f"{recipes.title(recipe)}, {folder.parent.parent.name}"
+    names = dict.fromkeys((recipes.title(recipe), folder.parent.parent.name))
+    title = title or ", ".join(names)
     for kind, numbers in chosen.items():
-        scenes, seconds = list[Scene](), 0.0
+        scenes, outcome = [], kind if kinds else ""
         for number in numbers:
-            if scenes and seconds >= _ENOUGH:
-                break
-            shown = footage(env, recordings[number])
             good = None if succeeded is None else bool(succeeded[number])
-            outcome = kind if kinds else ""
+            shown = footage(env, recordings[number])
             scenes.append(Scene(shown, title, f"episode {number}", outcome, good))
-            seconds += shown.seconds + _LINGER
         made += write(scenes, folder, re.sub(r"\W+", "-", kind), size)
     return made
+
+
+def _enough(numbers: list[int], seconds: Array) -> list[int]:
+    """The first episodes that together make a film; seconds: [episodes] that each one takes."""
+    ends = np.cumsum(seconds[numbers] + _LINGER)
+    return numbers[: int(np.searchsorted(ends, _ENOUGH)) + 1]
 
 
 def write(scenes: Sequence[Scene], folder: Path, name: str, size: Size = SIZE) -> list[Path]:
@@ -259,22 +265,25 @@ def write(scenes: Sequence[Scene], folder: Path, name: str, size: Size = SIZE) -
     return [picture, film, moving]
 
 
-def replay(
-    recipe: Recipe, path: Path, fresh: FreshEpisodes, numbers: list[int]
-) -> tuple[BatchEnv, dict[int, Any]]:
-    """Play episodes again, each in its group, and record them."""
+def environments(recipe: Recipe, fresh: FreshEpisodes, size: Size = SIZE) -> BatchEnv:
+    """Environments in which episodes are played again and drawn."""
+    task = recipe.task.for_evaluation().for_film(size)
+    return task.make(fresh.envs_per_group, recipe.collector.engine_threads)
+
+
+def replay(env: BatchEnv, path: Path, fresh: FreshEpisodes, numbers: list[int]) -> dict[int, Any]:
+    """Play episodes again, each in its group, and record them; closes the environments."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
-    task = recipe.task.for_evaluation().for_film()
-    env = task.make(fresh.envs_per_group, recipe.collector.engine_threads)
     recordings: dict[int, Any] = {}
     for group in sorted({place[0] for place in places.values()}):
         wanted = {n: (env_id, episode) for n, (g, env_id, episode) in places.items() if g == group}
-        recording = recorder(env, wanted.values())
+        lengths = fresh.episodes["length"][[*wanted]].tolist()
+        recording = recorder(env, wanted.values(), map(int, lengths))
         last = max(episode for _, episode in wanted.values())
         evaluate(recording, policy, last + 1, fresh.group_key(group), fresh.stochastic)
         recordings |= {n: recording.recordings[place] for n, place in wanted.items()}
     env.close()
-    return env, recordings
+    return recordings
 
 
 def strip(scene: Scene) -> Image.Image:
@@ -319,7 +328,8 @@ def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) 
     rate, every = _rates(scenes[0].footage)
     most = round(_MOVING_SECONDS * rate / every)
     writer, kept = _writer(film, rate, size), list[Image.Image]()
-    total = sum(len(range(0, scene.footage.moments, scene.footage.stride)) for scene in scenes)
+    filmed = [scene.footage for scene in scenes]
+    total = sum(len(range(each.begin, each.moments, each.stride)) for each in filmed)
     pictures = chain.from_iterable(_frames(scene, size) for scene in scenes)
     try:
         with waiting("drawing", total, "pictures") as wait:
@@ -376,8 +386,8 @@ def _save_moving(pictures: list[Image.Image], path: Path, rate: float) -> None:
 def _frames(scene: Scene, size: Size, every: int = 1) -> Iterator[Image.Image]:
     """Every `every`-th picture of the film of one episode, which stays at its end for a second."""
     shown = scene.footage
-    begin, stride = max(0, shown.moments - 1 - round(_LONGEST * shown.moment_rate)), shown.stride
-    moments = [*range(begin, shown.moments - 1, stride * every), shown.moments - 1]
+    stride = shown.stride
+    moments = [*range(shown.begin, shown.moments - 1, stride * every), shown.moments - 1]
     for moment, drawn in zip(moments, shown.draw(moments, size), strict=True):
         picture = Image.fromarray(drawn.pixels)
         pen, end = Pen(picture), moment == moments[-1]

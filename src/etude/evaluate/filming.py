@@ -126,7 +126,7 @@ def draw(run: Path, policy: Path, step: int) -> None:
 
     recipe = recipes.load(run / RECIPE, trust=True)  # this process belongs to its training
     film.check_tools()
-    task = env_with_sentence(recipe.task.for_evaluation().for_film(), policy)
+    task = env_with_sentence(recipe.task.for_evaluation().for_film(film.SMALL), policy)
     env = task.make(task.num_agents)
     film.check_env(env, task.kind)
     player = Player(env, load_actor(policy, env, trust=True), Key(recipe.seed).child("film"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import mujoco
@@ -33,6 +35,8 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 FRAME_RATE = 30.0
 """Target frame rate of films."""
+LONGEST = 15.0
+"""Longest episode in a film, in seconds; of a longer one the end is shown."""
 STRIP_FRAMES = 8
 STRIP_SIZE = (300, 400)
 """Width and height of a picture in a strip."""
@@ -67,6 +71,11 @@ class Footage(ABC):
         return (self.moments - 1) // self.substeps
 
     @property
+    def begin(self) -> int:
+        """The first moment of a film."""
+        return film_begin(self.moments - 1, self.moment_rate)
+
+    @property
     def seconds(self) -> float:
         return (self.moments - 1) / self.moment_rate
 
@@ -76,8 +85,18 @@ class Footage(ABC):
 
     def strip(self) -> tuple[list[int], list[Picture]]:
         """Steps to show side by side, and their pictures."""
-        steps = [int(step) for step in np.linspace(0, self.steps, STRIP_FRAMES).round()]
+        steps = strip_steps(self.steps)
         return steps, list(self.draw([step * self.substeps for step in steps], STRIP_SIZE))
+
+
+def strip_steps(steps: int) -> list[int]:
+    """Steps of an episode for a strip, evenly spaced in time."""
+    return [int(step) for step in np.linspace(0, steps, STRIP_FRAMES).round()]
+
+
+def film_begin(last: int, rate: float) -> int:
+    """The first moment of a film; last: the number of the last moment, rate: moments per second."""
+    return max(0, last - round(LONGEST * rate))
 
 
 class Simulated(Footage):
@@ -116,12 +135,13 @@ class Drawn(Footage):
     """Pictures drawn by the environment, on a background of the colour of their corner."""
 
     def __init__(self, recording: Pictures) -> None:
-        self._jpegs = recording.jpegs
-        self.moments, self.moment_rate = len(self._jpegs), recording.rate
+        self._jpegs, self._drawn = recording.jpegs, sorted(recording.jpegs)
+        self.moments, self.moment_rate = recording.moments, recording.rate
 
     def draw(self, moments: Iterable[int], size: Size) -> Iterator[Picture]:
         for moment in moments:
-            picture = Image.open(io.BytesIO(self._jpegs[moment])).convert("RGB")
+            drawn = self._drawn[bisect_right(self._drawn, moment) - 1]
+            picture = Image.open(io.BytesIO(self._jpegs[drawn])).convert("RGB")
             scale = min(size[0] / picture.width, size[1] / picture.height)
             fit = (round(picture.width * scale), round(picture.height * scale))
             sheet = Image.new("RGB", size, picture.getpixel((0, 0)))
@@ -132,7 +152,7 @@ class Drawn(Footage):
     def strip(self) -> tuple[list[int], list[Picture]]:
         first = Image.open(io.BytesIO(self._jpegs[0]))
         size = (STRIP_SIZE[0], max(1, round(STRIP_SIZE[0] * first.height / first.width)))
-        steps = [int(step) for step in np.linspace(0, self.steps, STRIP_FRAMES).round()]
+        steps = strip_steps(self.steps)
         return steps, list(self.draw(steps, size))
 
 
@@ -141,14 +161,29 @@ def can_film(env: BatchEnv) -> bool:
     return any(ability(env, kind) is not None for kind in (MujocoEnv, Pictured))
 
 
-def recorder(env: BatchEnv, wanted: Iterable[tuple[int, int]]) -> Recorder[Any]:
-    """A recorder of (env_id, episode) pairs, to be stepped in place of the environment."""
+def step_seconds(env: BatchEnv) -> float:
+    """The seconds that a control step takes in a film."""
+    simulated = ability(env, MujocoEnv)
+    if simulated is not None:
+        return float(simulated.dt)
+    drawing = ability(env, Pictured)
+    return 1.0 / drawing.step_rate if drawing is not None else 0.0
+
+
+def recorder(
+    env: BatchEnv, wanted: Iterable[tuple[int, int]], lengths: Iterable[int | None] = repeat(None)
+) -> Recorder[Any]:
+    """A recorder of (env_id, episode) pairs, to be stepped in place of the environment.
+
+    lengths: the steps of each, where they are known; then an environment that draws itself draws
+    only what strips and films show.
+    """
     simulated = ability(env, MujocoEnv)
     if simulated is not None:
         return MujocoRecorder(env, simulated, wanted)
     drawing = ability(env, Pictured)
     if drawing is not None:
-        return PictureRecorder(env, drawing, wanted)
+        return PictureRecorder(env, drawing, dict(zip(wanted, lengths, strict=False)))
     raise UsageError(
         "This environment cannot be drawn: it needs a method picture(env_id) that gives a picture "
         "[height, width, 3] of bytes."
@@ -209,28 +244,48 @@ class Recorder(EnvWrapper, ABC, Generic[R]):
 
 @dataclass
 class Pictures:
-    """Pictures of one episode: its start and the end of every step, `steps + 1` in all."""
+    """Pictures of one episode: its start and the end of every step."""
 
     rate: float
     """Steps per second."""
-    jpegs: list[bytes] = field(default_factory=list)
-    """Compressed, because large pictures of a long episode would fill the memory."""
+    steps: int | None = None
+    """Length of the episode, if known: then only the moments of a strip and of a film are drawn."""
+    moments: int = 0
+    """Moments so far, drawn or not; `steps + 1` in all."""
+    jpegs: dict[int, bytes] = field(default_factory=dict)
+    """{moment: picture}, compressed, because large pictures of a long episode would fill the
+    memory."""
+
+    def wants(self, moment: int) -> bool:
+        """Whether a moment is drawn."""
+        if self.steps is None:
+            return True
+        return moment >= film_begin(self.steps, self.rate) or moment in strip_steps(self.steps)
 
 
 class PictureRecorder(Recorder[Pictures]):
     """Records environments that render themselves."""
 
-    def __init__(self, env: BatchEnv, drawing: Pictured, wanted: Iterable[tuple[int, int]]) -> None:
-        """drawing: what renders the environments, usually the environments themselves."""
-        super().__init__(env, {pair: Pictures(drawing.step_rate) for pair in wanted})
+    def __init__(
+        self, env: BatchEnv, drawing: Pictured, wanted: Mapping[tuple[int, int], int | None]
+    ) -> None:
+        """drawing: what renders the environments, usually the environments themselves.
+
+        wanted: {(env_id, episode): its steps, if known}.
+        """
+        rate = drawing.step_rate
+        super().__init__(env, {pair: Pictures(rate, steps) for pair, steps in wanted.items()})
         self._drawing = drawing
         drawing.watch = self._keep_wanted
 
     def _keep(self, env_id: int, recording: Pictures) -> None:
+        moment, recording.moments = recording.moments, recording.moments + 1
+        if not recording.wants(moment):
+            return
         stream = io.BytesIO()
         picture = Image.fromarray(self._drawing.picture(env_id))
         picture.save(stream, "JPEG", quality=95, subsampling=0)
-        recording.jpegs.append(stream.getvalue())
+        recording.jpegs[moment] = stream.getvalue()
 
     def close(self) -> None:
         self._drawing.watch = None

@@ -363,7 +363,22 @@ class RewardScaler:
     def observe(
         self, envs: slice, rewards: Array, done: Array, present: Array, restarted: Array
     ) -> Tree:
-        """Update the running returns by a shard's rewards [num_envs, steps]; returns their moments.
+        """Update the running returns by a shard's rewards, as `returns`; returns their moments."""
+        returns = self.returns(envs, rewards, done, present, restarted)
+        if not returns.size:
+            return no_moments(1)
+        mean = returns.mean()
+        return {
+            "count": np.asarray(float(returns.size)),
+            "mean": np.asarray([mean]),
+            "m2": np.asarray([((returns - mean) ** 2).sum()]),
+        }
+
+    def returns(
+        self, envs: slice, rewards: Array, done: Array, present: Array, restarted: Array
+    ) -> Array:
+        """Update the running returns by a shard's rewards [num_envs, steps]; returns them after
+        each step, of all steps with an agent.
 
         done, present: [num_envs, steps] bool; steps without an agent are ignored.
         restarted: [num_envs] bool, a new episode began before the first step.
@@ -376,16 +391,7 @@ class RewardScaler:
             returns[:, step] = running
             running = np.where(done[:, step], 0.0, running)
         self.running[envs] = running
-        if not present.all():
-            returns = returns[present]
-        if not returns.size:
-            return no_moments(1)
-        mean = returns.mean()
-        return {
-            "count": np.asarray(float(returns.size)),
-            "mean": np.asarray([mean]),
-            "m2": np.asarray([((returns - mean) ** 2).sum()]),
-        }
+        return returns if present.all() else returns[present]
 
     def absorb(self, moments: Tree) -> None:
         self.moments = merge_moments(self.moments, moments)

@@ -298,8 +298,8 @@ class LearnerConfig(Config):
     threads: int = Field(1, ge=1, le=1024, description="Torch threads of a gradient step.")
     step: Literal["eager", "compiled"] = Field(
         "eager",
-        description="Gradient steps of sac, td3, rlpd and iql: eager, or compiled as a whole, in "
-        "about half the time, after up to minutes of compiling that are kept in "
+        description="Gradient steps of sac, xqc, td3, rlpd and iql: eager, or compiled as a whole, "
+        "in about half the time, after up to minutes of compiling that are kept in "
         "~/.cache/etude. Results differ in rounding.",
     )
     device: Literal["cpu", "cuda", "auto"] = Field(

@@ -83,9 +83,11 @@ def find(target: str, trust: bool = False) -> Recipe:
     if target in TUNED.names():
         return made_by(target, TUNED)()
     if re.fullmatch(r"[\w./:-]+-v\d+", target):
+        near = difflib.get_close_matches(target, TUNED.names(), n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]}?" if near else ":"
         raise UsageError(
-            f"There are no tuned settings for {target}: `etude train ppo --env.id {target}` has "
-            f"those of PPO for any environment. Tuned are {', '.join(TUNED.names())}."
+            f"There are no tuned settings for {target}{hint} `etude train ppo --env.id {target}` "
+            f"has those of PPO for any environment. Tuned are {', '.join(TUNED.names())}."
         )
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):

@@ -5,6 +5,7 @@ ALGORITHMS = {
     "sac": "etude.rl.sac:SACConfig",
     "td3": "etude.rl.td3:TD3Config",
     "rlpd": "etude.rl.rlpd:RLPDConfig",
+    "xqc": "etude.rl.xqc:XQCConfig",
     "iql": "etude.rl.iql:IQLConfig",
     "dagger": "etude.rl.dagger:DAggerConfig",
     "bc": "etude.rl.bc:BCConfig",

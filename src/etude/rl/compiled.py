@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from etude.core.compiled import Compiled, Traced, load_or_compile
+from etude.core.compiled import Compiled, Traced, load_or_compile, prepare
 from etude.core.errors import UsageError
 from etude.core.output import waiting
 from etude.core.user_code import compute_hashes
@@ -79,6 +79,7 @@ class CompiledStep:
         self._found: dict[Due, Compiled] = {}
         self._failure: Exception | None = None
         self._threads = torch.get_num_threads()
+        prepare()
         self._thread = threading.Thread(target=self._make, name="compile", daemon=True)
         self._thread.start()
 

@@ -837,10 +837,12 @@ class OffPolicyConfig(DatasetConfig):
         """Bytes in memory of the learner, by part."""
         learned = {k: v for k, v in training.items() if k not in ("stores", "rewards")}
         model = {k: v for k, v in training["rewards"].items() if k != "best"}
+        policy = sum(p.nbytes for p in run.deployed.parameters())
+        stepped = {k: v for k, v in learned.items() if k != "returns"}  # XQC's, of rollouts.
         return {
-            "model": sum(p.nbytes for p in run.deployed.parameters()),
+            "model": policy,
             "learner_state": num_bytes(learned),
-            "learner_undo": num_bytes(learned) + sum(p.nbytes for p in run.deployed.parameters()),
+            "learner_undo": num_bytes(stepped) + policy,
             "reward_model": 2 * num_bytes(model),
         }
 

@@ -57,8 +57,9 @@ RECIPES = {
 TUNED = {
     env_id: f"etude.tasks.gym_recipes:{env_id.partition('-')[0].lower()}"
     for env_id in (
-        *("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "Reacher-v5", "Swimmer-v5"),
-        *("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5"),
+        *("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "BipedalWalker-v3"),
+        *("Reacher-v5", "Swimmer-v5", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5"),
+        "Humanoid-v5",
     )
 }
 """{id of Gymnasium: the recipe with settings that were tuned for it}."""

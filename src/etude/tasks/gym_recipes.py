@@ -205,6 +205,55 @@ def lunarlander() -> Recipe:
     )
 
 
+def bipedalwalker() -> Recipe:
+    """Gymnasium's BipedalWalker-v3 learns to walk over slightly uneven ground.
+
+    rl_zoo3's discount factor, lambda and clip range, with larger minibatches and a higher learning
+    rate that falls.
+    """
+    return Recipe(
+        name="bipedalwalker",
+        env=GymConfig(id="BipedalWalker-v3"),
+        collector=CollectorConfig(num_envs=32, envs_per_group=32, threads=1),
+        algorithm=PPOConfig(
+            rollout_steps=256,
+            minibatch_size=256,
+            update_epochs=10,
+            learning_rate=6e-4,
+            final_learning_rate=0.1,
+            gamma=0.999,
+            clip=0.18,
+            bound_coef=0.0,
+        ),
+        clock=ClockConfig(total_timesteps=1_000_000, cycles=6, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=20, num_envs=20, envs_per_group=20),
+    )
+
+
+def humanoid() -> Recipe:
+    """Gymnasium's Humanoid-v5 learns to run.
+
+    rl_games' form of PPO: short rollouts of many environments, a learning rate that follows the KL.
+    """
+    return Recipe(
+        name="humanoid",
+        env=GymConfig(id="Humanoid-v5", engine="batch"),
+        policy=PolicyConfig(hidden=(256, 128), activation="elu"),
+        collector=CollectorConfig(num_envs=64, envs_per_group=32, threads=1),
+        algorithm=PPOConfig(
+            rollout_steps=64,
+            minibatch_size=1024,
+            update_epochs=5,
+            learning_rate=3e-4,
+            desired_kl=0.01,
+            max_grad_norm=1.0,
+            bound_coef=0.0,
+        ),
+        clock=ClockConfig(total_timesteps=1_000_000, cycles=4, iterations=6),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=16, num_envs=16, envs_per_group=8),
+    )
+
+
 def spread() -> Recipe:
     """PettingZoo's simple_spread: three agents, one policy, learn to cover three landmarks."""
     return Recipe(

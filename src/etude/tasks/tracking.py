@@ -349,4 +349,7 @@ def track_g1() -> Recipe:
         env__damping=g1.DAMPING,
         env__torque=g1.TORQUE,
         env__armature=g1.ARMATURE,
+        env__timestep=0.01,
+        env__substeps=2,
+        clock__total_timesteps=20_000_000,
     )

@@ -39,7 +39,7 @@ class MotionCurriculumConfig(Config):
         10, ge=1, le=1000, description="Parts of equal length in which a motion's failures count."
     )
     mix: float = Field(
-        0.5, ge=0, lt=1, description="Fraction of episodes chosen by failures; others are uniform."
+        0.8, ge=0, lt=1, description="Fraction of episodes chosen by failures; others are uniform."
     )
     decay: float = Field(
         0.9, ge=0, lt=1, description="Weight of earlier iterations in the failure rates."

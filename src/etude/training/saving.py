@@ -169,7 +169,7 @@ class Saver:
         for path in checkpoint.resumable(self._folder.checkpoints):
             if path != newest:
                 with suppress(checkpoint.DamagedCheckpoint):
-                    self._remember(path.name, checkpoint.load_training(path)[2])
+                    self._remember(path.name, checkpoint.load_document(path))
 
     def _remember(self, name: str, training: Tree) -> None:
         # The names of files are needed, and arrays may be large.

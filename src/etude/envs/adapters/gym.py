@@ -90,13 +90,16 @@ class GymConfig(EnvConfig):
             one.bounds,
         )
 
-    def for_film(self) -> Self:
+    def for_film(self, size: tuple[int, int] = (1280, 720)) -> Self:
         if self.engine == "batch":
             return self
         kwargs: dict[str, Any] = {"render_mode": "rgb_array"}
         known = gymnasium.registry.get(self.id)
         if known is not None and str(known.entry_point).startswith("gymnasium.envs.mujoco."):
-            kwargs |= {"width": 1280, "height": 720}  # others do not accept a size
+            kwargs |= {"width": size[0], "height": size[1]}  # others do not accept a size
+            if not {"camera_id", "camera_name"} & {*self.kwargs}:
+                # Without a name Gymnasium's camera stays where a Swimmer begins.
+                kwargs["camera_name"] = "track"
         return self.replace(kwargs={**self.kwargs, **kwargs})
 
     def for_window(self) -> Self:

@@ -154,7 +154,7 @@ class PettingZooConfig(EnvConfig):
     def build(self, num_envs: int, threads: int = 1) -> PettingZooEnv:
         return PettingZooEnv(self, num_envs, threads)
 
-    def for_film(self) -> Self:
+    def for_film(self, size: tuple[int, int] = (1280, 720)) -> Self:
         return self.replace(kwargs={**self.kwargs, "render_mode": "rgb_array"})
 
     def exactness(self) -> Exactness:

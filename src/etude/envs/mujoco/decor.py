@@ -175,6 +175,7 @@ def decorated(env: MujocoEnv) -> mujoco.MjModel:
             getattr(made, name)[own if name.startswith("geom") else slice(None)] = getattr(
                 simulated, name
             )
+    _extend_floors(made)
     _show_hidden(made)
     _paint(made)
     return made
@@ -214,6 +215,13 @@ def _add_floor(spec: mujoco.MjSpec, height: float | None) -> None:
     material.specular = 0.0
     for geom in ground:
         geom.material, geom.rgba = _FLOOR, (1.0, 1.0, 1.0, 1.0)
+
+
+def _extend_floors(model: mujoco.MjModel) -> None:
+    """Draw level planes without an end, as they collide: a robot runs on beyond their size."""
+    level = np.abs(model.geom_quat[:, 1:3]).max(axis=1) < 1e-6
+    floors = level & (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_bodyid == 0)
+    model.geom_size[floors, :2] = 0.0
 
 
 def _show_hidden(model: mujoco.MjModel) -> None:

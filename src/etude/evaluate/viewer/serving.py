@@ -119,7 +119,9 @@ class Viewer:
         length, curves = int(source.table["length"][number]), []
         stride = max(1, -(-length // _POINTS))
         offsets = np.arange(0, length, stride)
-        arrays = source.columns(number, source.curves, offsets) if source.specs else {}
+        rewarded = source.labels.rewarded[number]
+        names = [name for name in source.curves if name != "rewards" or rewarded]
+        arrays = source.columns(number, names, offsets) if source.specs else {}
         for name, array in arrays.items():
             shown = flat(array, MAX_DIMENSIONS)
             dims = int(np.prod(array.shape[1:], dtype=np.int64))
