@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def test_it_measures_and_acts_as_in_training(exported: tuple[Recipe, Path]) -> N
         np.testing.assert_allclose(robot.joints.targets(action[0], step), ctrl[0], atol=1e-5)
         observed = result.obs["state"][0]
     assert step > 10
+
+
+def test_an_export_does_not_name_the_machine(exported: tuple[Recipe, Path]) -> None:
+    _, folder = exported
+    document = json.loads((folder / "policy.json").read_text())
+    assert document["run"]["env"]["robot"] == "go1.xml"
+    assert document["run"]["env"]["motion"] == ["walk.npz"]
+    for path in folder.iterdir():
+        assert str(folder.parent).encode() not in path.read_bytes()
 
 
 def test_a_motion_is_needed_and_must_be_whole(exported: tuple[Recipe, Path]) -> None:

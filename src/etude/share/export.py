@@ -338,10 +338,19 @@ def _contract(
             "policy_kind": policy.config.kind,
             "policy_sha256": digest({k: v.numpy() for k, v in policy.state_dict().items()}),
             "seed": recipe.seed,
-            "env": recipe.task.model_dump(mode="json"),
+            "env": _without_folders(recipe.task.model_dump(mode="json")),
         },
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in _PACKAGES},
     }
+
+
+def _without_folders(value: Any) -> Any:
+    """Options in which absolute paths, which name the machine, are the names of their files."""
+    if isinstance(value, dict):
+        return {name: _without_folders(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _observation(name: str, spec: ArraySpec, said: Tree | None) -> Tree:
