@@ -20,10 +20,19 @@ _TITLES = {
     "once_25": "at .25 m",
     **{name: name.removesuffix("_dist").removeprefix("mpjpe_") for name in ERRORS},
     "progress": "progress",
+    "saturated": "full",
+    "reversals": "reversed",
+    "beyond_range": "beyond",
+    "penetration": "inside",
 }
 """{statistic of imitation: column title}, in the order of the table."""
-_CAPTION = "g, l, pa: mean distance of joints in mm, in the world, from the root, at best fit"
-_RATES = ("is_success", "success_25", "once", "once_25", "progress")
+_CAPTION = (
+    "g, l, pa: mean distance of joints in mm, in the world, from the root, at best fit\n"
+    "full: share of saturated torques; reversed: of full torques that turned round, worst joint;\n"
+    "beyond: largest distance beyond a joint's range, rad or m; inside: self-penetration, mm"
+)
+_RATES = ("is_success", "success_25", "once", "once_25", "progress", "saturated")
+_FORMS = {**dict.fromkeys(_RATES, ".0%"), "reversals": ".1%", "beyond_range": ".2f"}
 
 
 class MotionReport:
@@ -89,6 +98,6 @@ class MotionReport:
 
 def _cells(values: Mapping[str, float | None]) -> list[str]:
     return [
-        "-" if value is None else f"{value:.0%}" if name in _RATES else f"{value:,.1f}"
+        "-" if value is None else format(value, _FORMS.get(name, ",.1f"))
         for name, value in values.items()
     ]
