@@ -327,7 +327,7 @@ TASKS = {
         PLACE, seconds=45 * MINUTE, seeds=2, episodes=500, steps=(1, 5_000_000)
     ),
     "pick-place-original": UNBOUNDED,
-    "pick-place-sac": replace(PLACE, seconds=None, steps=(1, 25_600)),
+    "pick-place-sac": replace(PLACE, seconds=None, steps=(1, 40_960)),
     "spread": Task(
         "train_spread",
         beat_random,
