@@ -283,16 +283,21 @@ def lagging(recipe: str) -> Table:
 
 
 def imitating(recipe: str) -> Figure:
-    """seeds | followed once through in the training physics | in checked physics."""
+    """seeds | clips followed once through | mm from the root | saturated | reversed torques."""
 
     def text(results: Results) -> str:
         kept = results["train_imitation", recipe]["details"]
         if not kept:
             raise KeyError("details")
+        seeds = [list(each.values()) for each in kept.values()]
         cells = [str(len(kept))]
-        for physics in ("fast", "checked"):
-            many = span([sum(each[physics]) for each in kept.values()])
-            cells.append(f"{many} of {len(next(iter(kept.values()))[physics])}")
+        many = span([sum(clip["once"] for clip in clips) for clips in seeds])
+        cells.append(f"{many} of {len(seeds[0])}")
+        errors = [sum(clip["mpjpe_l"] for clip in clips) / len(clips) for clips in seeds]
+        cells.append(span(errors, "{:.1f}"))
+        for name in ("saturated", "reversals"):
+            worst = max(clip[name] for clips in seeds for clip in clips)
+            cells.append(f"{worst:.1%}")
         return " | ".join(cells)
 
     return Figure("train_imitation", recipe, text)
@@ -410,7 +415,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
         },
     ),
     "imitation": Table(
-        ("recipe", "seeds", "clips followed, training physics", "clips followed, checked physics"),
+        ("recipe", "seeds", "clips followed", "mm from the root", "saturated", "reversed"),
         {f"`imitate-{name}`": imitating(f"imitate-{name}") for name in ("walk", "backflip", "all")},
     ),
     "episodic": Table(

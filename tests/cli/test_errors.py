@@ -157,8 +157,9 @@ def test_commands(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
         (
             "kind: reach",
             "kind: fly",
-            "env.kind must be 'reach', 'pick-place', 'imitation', 'walk-go1', 'track', 'gym'",
+            "env.kind must be 'reach', 'pick-place', 'walk-go1', 'track', 'gym'",
         ),
+        ("kind: reach", "kind: imitation", "env.kind imitation is now env.kind track"),
         ("  kind: reach\n", "", "env must say its kind"),
         ("clock:", "clok:", "clock is missing: add it; there is no field clok"),
         ("name: reach-short", "name: 3", "name must be text, not 3."),

@@ -21,15 +21,16 @@ def test_all_clips_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["motion", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 16
-    assert "lowest m" in lines[0]
+    assert "speed m/s" in lines[0]
     assert main(["motion", "list", "--json"]) == 0
     walk = next(row for row in json.loads(capsys.readouterr().out) if row["clip"] == "walk")
+    assert len(walk.pop("joints")) == 12
     assert walk == {
         "clip": "walk",
         "frames": 39,
         "seconds": 1.267,
         "loops": True,
-        "lowest": -0.005,
+        "fps": 30.0,
         "speed": 0.98,
     }
 

@@ -136,7 +136,7 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     },
     "amp-clips": {
-        "env": {"evaluation_steps": 30},
+        "env": {"max_episode_steps": 30},
         "policy": {"hidden": (16,), "units": 8},
         "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 128, "update_epochs": 1},
@@ -145,7 +145,7 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
     },
     "amp-walk-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
     "imitate-walk": {
-        "env": {"evaluation_steps": 30},
+        "env": {"max_episode_steps": 30},
         "policy": {"hidden": (16,)},
         "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 128},
@@ -153,14 +153,14 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
     },
     "imitate-walk-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
     "imitate-backflip": {
-        "env": {"evaluation_steps": 30},
+        "env": {"max_episode_steps": 30},
         "policy": {"hidden": (16,)},
         "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 128},
         "clock": {"total_timesteps": 1_000, "iterations": 2, "cycles": 2},
     },
     "imitate-all": {
-        "env": {"evaluation_steps": 30},
+        "env": {"max_episode_steps": 30},
         "policy": {"hidden": (16,)},
         "collector": {"num_envs": 32, "envs_per_group": 16},
         "algorithm": {"minibatch_size": 256},

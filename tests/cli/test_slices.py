@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,10 @@ from etude.cli.main import main
 from etude.cli.slices import in_slices, num_slices, seconds_of, slice_script
 from etude.core.contracts import BatchMetrics
 from etude.core.errors import RESUMABLE, UsageError
+from etude.runs.objects import Objects
+from etude.runs.stored import read_index
 from etude.training.loop import Callback, Context
+from object_store import BUCKET, KEY, SECRET, environment, serving
 from toys import tiny_reach
 
 FAKE = Path(__file__).parents[1] / "lib" / "fake_slurm.py"
@@ -202,6 +206,93 @@ def test_a_pod_ends_itself_where_it_is_told_to(
     script = text[0].replace("run=/runs/reach-short-s0", f"run={run}")
     assert subprocess.run(["bash", "-c", script], cwd=tmp_path, timeout=30).returncode == RESUMABLE
     assert (tmp_path / "limit").read_text() == "3480\n"  # an hour but for the margin
+
+
+STORED = ("--folder", f"s3://{BUCKET}/runs/one", "--secret", "keys", "--time", "4:00:00")
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--claim", "disk"), STORED, (*STORED, "--queue", "robots")]
+)
+def test_jobs_are_valid(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="no schemas of Kubernetes")
+    job = job_of(capsys, *options)
+    validate.validate(job, "1.30", strict=True)
+    whole = job_of(capsys, *options, "--jobset")
+    assert (whole["kind"], whole["apiVersion"]) == ("JobSet", "jobset.x-k8s.io/v1alpha2")
+    (inner,) = whole["spec"]["replicatedJobs"]
+    validate.validate({**job, "spec": inner["template"]["spec"]}, "1.30", strict=True)
+    spec = {name: value for name, value in job["spec"].items() if name != "suspend"}
+    assert inner["template"]["spec"] == spec
+    for each in (job, whole):
+        assert each["spec"].get("suspend", False) == ("--queue" in options)
+        queue = each["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+        assert queue == ("robots" if "--queue" in options else None)
+
+
+def test_a_job_in_a_store_names_its_credentials_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with environment("http://127.0.0.1:1"):
+        pod = job_of(capsys, *STORED)["spec"]["template"]["spec"]
+        assert main(["skypilot", "reach-short", *STORED[:2], "-o", "-"]) == 0
+        sky = capsys.readouterr().out
+    assert KEY not in str(pod) + sky
+    assert SECRET not in str(pod) + sky
+    container = pod["containers"][0]
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert pod["volumes"] == [{"name": "cache", "emptyDir": {}}]
+    task = yaml.safe_load(sky)
+    assert task["resources"]["use_spot"]
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [RESUMABLE]
+    for text in (container["args"][0], task["run"]):
+        assert f"run=s3://{BUCKET}/runs/one" in text
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("kind", ["kubernetes", "slurm", "skypilot"])
+def test_scripts_continue_a_run_in_a_store(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The machine gets a notice twice, and its disk is deleted each time."""
+    pytest.importorskip("moto", reason="the S3 server of the tests is not installed")
+    url, program = f"s3://{BUCKET}/runs/one", tmp_path / "bin" / "etude"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m etude "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    short = ["reach-short", "--clock.total-timesteps", "40960", "--checkpoint.lease", "1"]
+    short += [*SHORT[4:6], *SHORT[8:]]
+    own = {"kubernetes": ["--image", "x"], "slurm": ["--time", "10:00"], "skypilot": []}[kind]
+    assert main([kind, *short, "--folder", url, *own, "-o", "-"]) == 0
+    text = capsys.readouterr().out
+    if kind != "slurm":
+        document = yaml.safe_load(text)
+        if kind == "kubernetes":
+            text = document["spec"]["template"]["spec"]["containers"][0]["args"][0]
+        else:
+            text = document["run"]
+    with serving() as server, environment(server.endpoint, tmp_path / "cache"):
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+        def newest() -> str:
+            found = read_index(Objects(url))
+            names = found[0].files if found else {}
+            return max((name for name in names if name.endswith("/training")), default="")
+
+        codes = list[int]()
+        for notice in (True, True, False):
+            before = newest()
+            job = subprocess.Popen(["bash", "-c", text])
+            while notice and job.poll() is None:
+                if newest() > before:
+                    job.send_signal(signal.SIGTERM)
+                    break
+                time.sleep(0.02)
+            codes.append(job.wait(120))
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        assert codes == [RESUMABLE, RESUMABLE, 0]
+        assert main(["train", *short, "--folder", "whole"]) == 0
+        assert Run(url).fingerprint() == Run("whole").fingerprint()
 
 
 @pytest.mark.parametrize(

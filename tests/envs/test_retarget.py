@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from etude.cli import main as cli
 from etude.core.errors import UsageError
-from etude.data.motion import clips, files
+from etude.data.motion import files
 from etude.data.motion import rotations as rot
 from etude.data.motion.motions import Motion, sample
 from etude.envs.mujoco.motion_check import check_motion
 from etude.envs.mujoco.reference import load_robot
 from etude.envs.mujoco.retarget import Body, keypoints, retarget
 from etude.envs.robots import g1
-from etude.envs.robots.humanoid import humanoid_spec
+from etude.envs.robots.humanoid import MODEL as HUMANOID
 
 LEG = """
 <body name="{side}_{hip}" pos="0 {y} 0"><joint name="{side}_hip_roll" axis="1 0 0" {out}/>
@@ -100,8 +100,8 @@ def test_smoothness_lags_little_where_keypoints_determine_the_joints() -> None:
 
 def test_our_humanoid_s_ball_joints_come_back() -> None:
     pytest.importorskip("pybullet_data", reason="it holds the clips (the extra 'mocap')")
-    model = humanoid_spec().compile()
-    (clip,) = clips.load(("kick",))
+    model = load_robot(HUMANOID).compile()
+    (clip,) = files.load(("kick",))
     body = Body(model)
     found = retarget(clip, body, body, smoothness=0.0)
     assert found.errors.max() < 1e-4
@@ -208,8 +208,8 @@ def test_clips_fit_the_g1(clip: str) -> None:
         model = load_robot(g1.MODEL).compile()
     except UsageError as error:
         pytest.skip(str(error))
-    (motion,) = clips.load((clip,))
-    found = retarget(motion, Body(humanoid_spec().compile()), Body(model))
+    (motion,) = files.load((clip,))
+    found = retarget(motion, Body(load_robot(HUMANOID).compile()), Body(model))
     assert found.errors.mean() < 0.02
     worst = check_motion(model, found.motion, model.qpos0)
     assert worst["limit"].size <= 1e-12

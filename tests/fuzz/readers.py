@@ -176,7 +176,7 @@ def recipe_reader(scratch: Path) -> Reader:
         {"env": {"kind": "task", "task": "a.py:B", "options": {"c": 1}}, "policy": {"hidden": [4]}},
         {"env": {"kind": "gym", "id": "a:B-v0"}, "algorithm": {"kind": "sac"}},
         {"rewards": {"kind": "rrd"}, "evaluation": {"every": "2 epochs"}, "start_from": "runs/a"},
-        {"env": {"kind": "imitation"}, "rewards": {"kind": "amp"}, "logs": {"wandb": True}},
+        {"env": {"kind": "track"}, "rewards": {"kind": "amp"}, "logs": {"wandb": True}},
     ]
     seeds = [json.dumps({**least, **env}).encode() for env in envs]
     seeds += [b"name: &a !!str x\nclock: {<<: {epochs: 1}}\nenv: {kind: reach}\n# *a\n"]

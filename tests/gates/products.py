@@ -458,10 +458,12 @@ def train_spread(bench: Bench) -> list[str]:
 def train_imitation(bench: Bench) -> list[str]:
     ended = 0.0 if bench.way == "wrong" else 1.0
     names = ("is_success", "mpjpe_l", "travelled", "once")
-    played = SimpleNamespace(episodes={name: np.array([ended]) for name in names})
+    episodes = {name: np.array([ended]) for name in names} | {"reversals": np.zeros(1)}
+    played = SimpleNamespace(episodes=episodes)
     bench.put("command", FakeEtude(bench, lambda _: ended))
     bench.put("followed", lambda *_: played)
-    bench.put("MotionReport", lambda _: SimpleNamespace(table=lambda: ""))
+    report = SimpleNamespace(table=lambda: "", motions=dict)
+    bench.put("MotionReport", lambda _: report)
     return []
 
 

@@ -17,7 +17,7 @@ from etude.rl.rewards.amp import AMPConfig
 from etude.rl.rewards.rrd import RRDConfig
 from etude.rl.sac import SACConfig
 from etude.rollout.local import CollectorConfig
-from etude.tasks.imitation.task import ImitationConfig
+from etude.tasks.humanoid import CLOSELY
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.reach import ReachConfig
 from etude.tasks.velocity import WalkConfig, WalkNoise
@@ -67,7 +67,7 @@ def imitate_walk_short() -> Recipe:
     full = recipes.find("imitate-walk")
     return full.replace(
         name="imitate-walk-short",
-        env=ImitationConfig(clips=("walk", "run"), evaluation_steps=30),
+        env=CLOSELY.replace(motion=("walk", "run"), max_episode_steps=30),
         policy__hidden=(32, 32),
         collector=CollectorConfig(num_envs=32, envs_per_group=8, threads=2),
         algorithm__minibatch_size=128,
@@ -126,7 +126,7 @@ def amp_walk_short() -> Recipe:
     full = recipes.find("amp-walk")
     return full.replace(
         name="amp-walk-short",
-        env__clips=("walk", "run"),
+        env__motion=("walk", "run"),
         motions=MotionCurriculumConfig(enabled=True),
         policy=PolicyConfig(kind="lstm", hidden=(32,), units=32, init_std=0.06),
         collector=CollectorConfig(num_envs=32, envs_per_group=8, threads=2, lag=1),

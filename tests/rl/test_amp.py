@@ -14,6 +14,7 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
 from etude.data.segments import StepWindows, WindowRing, join
+from etude.envs.mujoco.style import StyleWindow
 from etude.models.networks import make_generator
 from etude.models.policies import PolicyConfig
 from etude.models.reward_networks import Discriminator
@@ -27,7 +28,7 @@ from etude.rl.rewards.amp import (
     discriminator_loss,
     style_rewards,
 )
-from etude.tasks.imitation.task import ImitationConfig
+from etude.tasks.humanoid import CLOSELY
 from toy_envs import StyleEnv
 from toys import Trainer, TwoRanks, make_trainer
 
@@ -412,9 +413,10 @@ def test_demonstrations_are_drawn_as_their_motions_are_practised() -> None:
 
 def test_the_humanoid_says_which_clip_a_window_is_of() -> None:
     pytest.importorskip("pybullet_data", reason="the clips come with pybullet")
-    config = ImitationConfig(clips=("walk", "run"), style_window=4, order="in turn")
-    env = config.build(4)
-    obs, windows, motions = env.reset(Key(0)), env.view.style_windows(), env.view.style_motions()
+    env = CLOSELY.replace(motion=("walk", "run"), style_window=4, order="in turn").build(4)
+    style = env.ability(StyleWindow)
+    assert style is not None
+    obs, windows, motions = env.reset(Key(0)), style.style_windows(), style.style_motions()
     env.close()
     assert obs["motion"].tolist() == [[0.0], [1.0], [0.0], [1.0]]
     assert len(motions) == len(windows)

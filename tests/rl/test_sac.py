@@ -274,6 +274,6 @@ def test_the_plan_names_an_ensemble_and_refuses_a_subset_that_is_larger() -> Non
         algorithm__num_critics=5, algorithm__subset=2, algorithm__actor_interval=4
     )
     lines = " ".join(etude.plan(many).lines)
-    assert "for 5 critics, 64 batches for the actor" in lines
+    assert "for 5 critics, 16 batches for the actor" in lines
     with pytest.raises(UsageError, match="subset 3 is more than the 2 critics: use 2 or fewer"):
         etude.plan(recipe.replace(algorithm__subset=3))

@@ -12,14 +12,12 @@ import pytest
 from batch_env_contract import KEY, check_contract
 from etude.api import resume, train
 from etude.core.errors import UsageError
-from etude.data.motion import clips, library
 from etude.data.motion import rotations as rot
 from etude.data.motion.motions import Motion
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.motion_check import check_motion
-from etude.envs.mujoco.reference import ModelKinematics, ReferenceMotion
+from etude.envs.mujoco.reference import ReferenceMotion
 from etude.envs.robots import g1
-from etude.envs.robots.humanoid import humanoid_spec
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.tasks.tracking import TrackConfig
@@ -272,17 +270,6 @@ def test_evaluation_plays_each_motion_from_its_first_frame_to_its_end(tmp_path: 
         assert result.truncated.all() == (step == 49)
     assert set(result.episodes) >= {"mpjpe_g", "success_25", "once", "progress", "is_success"}
     np.testing.assert_array_equal(result.episodes["once"], 1.0)
-
-
-def test_bodies_are_those_of_our_humanoid_s_own_kinematics() -> None:
-    pytest.importorskip("pybullet_data", reason="it holds the clips (the extra 'mocap')")
-    model = humanoid_spec().compile()
-    kinematics = ModelKinematics(model)
-    found = clips.load(("walk", "kick"))
-    own = library.build(found, 30, 50).frames
-    fitted = [kinematics.fit(clip, model.qpos0) for clip in found]
-    for one, two in zip(own, library.build(fitted, 30, 50, kinematics).frames, strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-12)
 
 
 def test_a_motion_of_another_robot_is_refused(tmp_path: Path) -> None:

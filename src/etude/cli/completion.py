@@ -23,7 +23,7 @@ _etude() {
         words="VERBS"
     elif [ "$COMP_CWORD" -eq 2 ] && [ "${word#-}" = "$word" ]; then
         case $verb in
-            plan | train | slurm | kubernetes) words=$(etude list --names) ;;
+            plan | train | slurm | kubernetes | skypilot) words=$(etude list --names) ;;
             data) words="DATA" ;;
             motion) words="list show check import" ;;
             demo) words="reach pick-place walk-go1" ;;
@@ -32,7 +32,7 @@ _etude() {
     else
         case $verb in
             list) words="--kinds --names --json" ;;
-            plan | train | slurm | kubernetes)
+            plan | train | slurm | kubernetes | skypilot)
                 for ((i = 3; i < COMP_CWORD - 1; i++)); do
                     case ${COMP_WORDS[i]} in
                         --*.kind | --env.id | --env.task)

@@ -24,6 +24,7 @@ etude trains robot skills.
   etude resume RUN                            continue a run, bit for bit
   etude slurm  RECIPE --time 4:00:00          write a batch script that trains through time limits
   etude kubernetes RECIPE --image IMAGE       write a Job for Kubernetes that does the same
+  etude skypilot RECIPE --folder s3://...     write a job on spot machines that does the same
   etude runs   [FOLDER]                       list runs: state, steps, success, age and size
   etude prune  [FOLDER]                       list files that no run needs; --yes deletes them
   etude eval   RUN... [--checkpoint all]      evaluate runs on new episodes; --video films them,
@@ -211,7 +212,19 @@ _RECIPE_HELP = {
         " --image REGISTRY/etude:TAG",
         """
   --image                     the container image with Etude installed
-  --claim                     the PersistentVolumeClaim that holds the runs"""
+  --claim                     the PersistentVolumeClaim that holds the runs
+  --folder                    the run's folder on the volume, or s3://BUCKET/PATH without a volume
+  --secret                    the Secret with the environment variables of the object store
+  --queue                     the LocalQueue of Kueue
+  --jobset                    a JobSet instead of a Job"""
+        + _SLICES,
+    ),
+    "skypilot": (
+        "Write a managed job for SkyPilot that trains on spot machines until the run is finished.",
+        " --folder s3://BUCKET/PATH",
+        """
+  --folder                    the run's URL in an object store
+  --setup                     the shell command that installs Etude"""
         + _SLICES,
     ),
 }
@@ -223,6 +236,7 @@ VERBS: Verbs = {
     "resume": lazy("etude.cli.train", "run_resume"),
     "slurm": _with_recipe("slurm", "etude.cli.slices", "run_slurm"),
     "kubernetes": _with_recipe("kubernetes", "etude.cli.slices", "run_kubernetes"),
+    "skypilot": _with_recipe("skypilot", "etude.cli.slices", "run_skypilot"),
     "runs": lazy("etude.cli.runs", "run_list"),
     "prune": lazy("etude.cli.runs", "run_prune"),
     "eval": lazy("etude.cli.evaluate"),

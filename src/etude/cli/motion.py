@@ -13,9 +13,9 @@ from etude.cli.options import Positional, Reporting, parse
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.data.motion import clips, files, library
+from etude.data.motion import files
+from etude.data.motion.clips import JOINTS
 from etude.data.motion.motions import Motion, frame_rate
-from etude.data.motion.skeleton import JOINTS
 
 USAGE = """\
 etude motion shows, converts and checks motions that a robot can track.
@@ -35,8 +35,7 @@ _ROBOT += "DeepMimic's clips: our humanoid."
 
 
 class ListCommand(Reporting):
-    """List motions with their length, loop and speed; of DeepMimic's clips the depth in the floor
-    too."""
+    """List motions with their length, frame rate, loop and speed."""
 
     files: Positional[tuple[str, ...]] = Field(
         (), description="Files or folders of motions; default DeepMimic's clips."
@@ -132,24 +131,13 @@ def facts(motion: Motion) -> dict[str, Any]:
     }
 
 
-def _of_clip(clip: Motion) -> dict[str, Any]:
-    """The row of a clip of our humanoid."""
-    lowest = float(library.HUMANOID.lowest(clip.poses).min())
-    return {**facts(clip), "lowest": round(lowest, 3)}
-
-
 def _list(arguments: list[str]) -> None:
     command = parse("motion list", ListCommand, arguments)
-    if command.files:
-        found = files.load(command.files, command.folder, "--folder")
-        rows = [{**facts(m), "fps": frame_rate(m), "joints": list(m.joints)} for m in found]
-        titles = {"frames": "", "seconds": ".2f", "fps": ".0f", "loops": "", "speed": ".2f"}
-    else:
-        rows = [_of_clip(c) for c in clips.load(("all",), command.folder, "--folder")]
-        titles = {"frames": "", "seconds": ".2f", "loops": "", "lowest": ".3f", "speed": ".2f"}
-    units = {"lowest": "lowest m", "speed": "speed m/s"}
+    found = files.load(command.files or ("all",), command.folder, "--folder")
+    rows = [{**facts(m), "fps": round(frame_rate(m), 1), "joints": list(m.joints)} for m in found]
+    titles = {"frames": "", "seconds": ".2f", "fps": ".0f", "loops": "", "speed": ".2f"}
     width = max(len(row["clip"]) for row in rows) + 2
-    head = "".join(f"{units.get(title, title):>11}" for title in titles)
+    head = "".join(f"{'speed m/s' if title == 'speed' else title:>11}" for title in titles)
     text = f"  {'clip':<{width}}{head}\n"
     for row in rows:
         cells = {**row, "loops": "yes" if row["loops"] else "no"}
@@ -158,22 +146,12 @@ def _list(arguments: list[str]) -> None:
     command.show(rows, text)
 
 
-def _named(name: str, folder: str | None) -> Motion:
-    """The motion of a file, or the clip of a name."""
-    if Path(name).suffix in files.SUFFIXES:
-        (motion,) = files.load((name,), folder, "--folder")
-        return motion
-    if name == "all":
-        raise UsageError("One clip is shown at a time: name one of `etude motion list`.")
-    (clip,) = clips.load((name,), folder, "--folder")
-    return clip
-
-
 def _robot(
     name: str, folder: str | None, motions: Sequence[Motion], option: str = "--robot"
 ) -> Any:
-    """The robot of a name; None, for our humanoid, without one."""
+    """The robot of a name; without one our humanoid."""
     from etude.envs.mujoco.reference import load_robot
+    from etude.envs.robots.humanoid import MODEL
 
     if name:
         return load_robot(name, folder, "--folder")
@@ -183,12 +161,14 @@ def _robot(
                 f"{motion.name} is not a motion of our humanoid: name its robot, {option} "
                 "ROBOT.xml."
             )
-    return None
+    return load_robot(MODEL)
 
 
 def _show(arguments: list[str]) -> None:
     command = parse("motion show", ShowCommand, arguments)
-    motion = _named(command.clip, command.folder)
+    if command.clip == "all":
+        raise UsageError("One clip is shown at a time: name one of `etude motion list`.")
+    (motion,) = files.load((command.clip,), command.folder, "--folder")
     # Only this command loads OpenGL.
     from etude.evaluate import film
 
@@ -206,14 +186,9 @@ def _show(arguments: list[str]) -> None:
 def _check(arguments: list[str]) -> int:
     command = parse("motion check", CheckCommand, arguments)
     from etude.envs.mujoco.motion_check import check_motion
-    from etude.envs.robots.humanoid import humanoid_spec
 
-    folder = command.folder
-    if command.files:
-        motions = files.load(command.files, folder, "--folder")
-    else:
-        motions = clips.load(("all",), folder, "--folder")
-    model = (_robot(command.robot, folder, motions) or humanoid_spec()).compile()
+    motions = files.load(command.files or ("all",), command.folder, "--folder")
+    model = _robot(command.robot, command.folder, motions).compile()
     rows: list[dict[str, Any]] = []
     text = ""
     bad = 0
@@ -256,11 +231,10 @@ def _retarget(arguments: list[str]) -> None:
     command = parse("motion retarget", RetargetCommand, arguments)
     from etude.envs.mujoco.reference import load_robot
     from etude.envs.mujoco.retarget import retarget
-    from etude.envs.robots.humanoid import humanoid_spec
 
     clip = Path(command.clip).suffix in files.SUFFIXES
-    motion = _named(command.clip, command.folder if clip else None)
-    given = _robot(command.source, command.folder, (motion,), "--source") or humanoid_spec()
+    (motion,) = files.load((command.clip,), command.folder if clip else None, "--folder")
+    given = _robot(command.source, command.folder, (motion,), "--source")
     source = _standing(given, command.source_home, "--source-home")
     target = _standing(load_robot(command.to, command.folder, "--folder"), command.home, "--home")
     found = retarget(motion, source, target, command.map, command.smoothness)

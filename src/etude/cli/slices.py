@@ -1,4 +1,4 @@
-"""`etude slurm` and `etude kubernetes`: batch scripts that train a run in slices of time."""
+"""`etude slurm`, `kubernetes` and `skypilot`: batch scripts that train a run in slices of time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from etude.core.errors import RESUMABLE, NonFinite, UsageError
 from etude.core.output import duration
 from etude.planning.recipes import texts, title
 from etude.runs import files
+from etude.runs.files import store_url
 from etude.runs.finding import is_run
 from etude.runs.folder import default_path, file_name
+from etude.runs.objects import checked_url
 
 MARGIN = 120
 """Seconds before the end of a slice at which a run is asked to save itself."""
@@ -45,7 +47,10 @@ class SliceCommand(Trusting):
     aliases = {"time": "time_limit walltime limit", "out": "output"}  # noqa: RUF012
 
     recipe: Recipe_
-    folder: str | None = Field(None, description="The run's folder; default: a new one in runs/.")
+    folder: str | None = Field(
+        None,
+        description="The run's folder, or its URL in an object store; default: a new one in runs/.",
+    )
     time: str | None = None
     margin: int = Field(
         MARGIN,
@@ -73,6 +78,11 @@ class SliceCommand(Trusting):
         """GiB of memory to request; raises if the recipe cannot be planned."""
         planned = plan(self.recipe).bytes["peak"] / _GIB
         return math.ceil(self.memory or 2 + 1.5 * planned)
+
+    @property
+    def url(self) -> str:
+        """The run's place in an object store; "" for a folder."""
+        return checked_url(self.folder) if self.folder and store_url(self.folder) else ""
 
     @property
     def gpus(self) -> int:
@@ -111,10 +121,12 @@ class SlurmCommand(SliceCommand):
 
 class KubernetesCommand(SliceCommand):
     """A Job for Kubernetes. A pod that is evicted, or that reaches --time, saves the run, and the
-    next pod continues it until it is finished."""
+    next pod continues it until it is finished. A run in an object store needs no volume."""
 
     folder: str | None = Field(
-        None, description=f"The run's folder on the volume; default: {_MOUNT}/<recipe>-s<seed>."
+        None,
+        description="The run's folder on the volume, or its URL in an object store; default: "
+        f"{_MOUNT}/<recipe>-s<seed>.",
     )
     time: str | None = Field(
         None,
@@ -125,6 +137,27 @@ class KubernetesCommand(SliceCommand):
         None, description="The container image with Etude installed. Must be given."
     )
     claim: str = Field("runs", description="The PersistentVolumeClaim that holds the runs.")
+    secret: str | None = Field(
+        None,
+        description="The Secret whose entries are the environment variables of the object store; "
+        "default: none, for pods with a role.",
+    )
+    queue: str | None = Field(
+        None, description="The LocalQueue of Kueue that admits the job; default: no queue."
+    )
+    jobset: bool = Field(False, description="Write a JobSet with this one job in it.")
+
+
+class SkyPilotCommand(SliceCommand):
+    """A managed job for SkyPilot on spot machines, for a run in an object store. A replacement
+    continues the run wherever SkyPilot finds a machine."""
+
+    folder: str | None = Field(
+        None, description="The run's URL in an object store: s3://BUCKET/PATH. Must be given."
+    )
+    setup: str = Field(
+        "pip install 'etude[store]'", description="The shell command that installs Etude."
+    )
 
 
 S = TypeVar("S", bound=SliceCommand)
@@ -147,14 +180,32 @@ class _Template(string.Template):
     delimiter = "@"  # scripts and manifests are full of $
 
 
+_ON_DISK = _Template("""\
+exists() { [ -e "$run" ]; }
+saved() { readlink "$run/checkpoints/latest" || cat "$run/checkpoints/latest" 2> /dev/null; }
+finished() { [ -e "$run/@summary" ]; }
+stuck() { [ "$(saved)" = "$before" ]; }
+""")
+_IN_STORE = _Template("""\
+listed() { @runs "$run" --json; }
+# 2: there is no such run; other codes: the store cannot be read, and nothing is begun anew.
+exists() {
+    listed > /dev/null; code=$?
+    case $code in 0 | 2) return $code ;; *) exit $code ;; esac
+}
+saved() { listed | grep '"steps"'; }
+finished() { listed | grep -q '"state": "finished"'; }
+# A machine that was taken away at once has no time to save; only a whole slice must get further.
+stuck() { [ -n "$time_is_up" ] && [ "$(saved)" = "$before" ]; }
+""")
 _SLICE = _Template("""\
 run=@run
-if [ -e "$run" ]; then
+@place
+if exists; then
     set -- @resume "$run"
 else
     set -- @train --folder "$run"
 fi
-saved() { readlink "$run/checkpoints/latest" || cat "$run/checkpoints/latest" 2> /dev/null; }
 before=$(saved)
 
 # Signals are passed on: the run saves itself at the end of its iteration and exits with @again.
@@ -171,13 +222,13 @@ done
 
 case $code in
 0) # a library may end the process early: only a finished run has a summary
-    if [ ! -e "$run/@summary" ]; then
+    if ! finished; then
         echo "The process ended with code 0 before the run was finished: see above." >&2
         code=1
     fi
     ;;
 @again | 138 | 143) # saved, or ended by a signal: a resume continues the run
-    if [ "$(saved)" = "$before" ]; then
+    if stuck; then
         echo "Nothing was saved in this slice, and another would save nothing: raise --time." >&2
         exit 1
     fi
@@ -210,39 +261,54 @@ if [ "$code" = @again ] && [ -n "$time_is_up" ]; then
 fi
 exit "$code"
 """)
+_SUSPENDED = "suspend: true # until Kueue admits it"
+_JOB = _Template("""\
+backoffLimit: 6@suspend
+podFailurePolicy:
+  rules:
+    - action: Ignore
+      onExitCodes: {containerName: etude, operator: In, values: [@again]}
+    - action: Ignore
+      onPodConditions: [{type: DisruptionTarget, status: "True"}]
+    - action: FailJob # a number that is not finite: a retry would fail in the same way
+      onExitCodes: {containerName: etude, operator: In, values: [@not_finite]}
+template:
+  spec:
+    restartPolicy: Never
+    terminationGracePeriodSeconds: @margin
+    containers:
+      - name: etude
+        image: @image
+        command: [bash, -c]
+        args:
+          - |
+@slice        resources:
+          requests: @requests
+          limits: @limits
+@storage""")
 _KUBERNETES = _Template("""\
 # A run in slices, made by `etude kubernetes`; start it with `kubectl apply -f`. A pod exits with 0
 # if the run is finished, and with @again if it is saved and another pod continues it.
-apiVersion: batch/v1
-kind: Job
+apiVersion: @version
+kind: @kind
 metadata:
-  name: @name
+  name: @name@labels
 spec:
-  backoffLimit: 6
-  podFailurePolicy:
-    rules:
-      - action: Ignore
-        onExitCodes: {containerName: etude, operator: In, values: [@again]}
-      - action: Ignore
-        onPodConditions: [{type: DisruptionTarget}]
-      - action: FailJob # a number that is not finite: a retry would fail in the same way
-        onExitCodes: {containerName: etude, operator: In, values: [@not_finite]}
-  template:
-    spec:
-      restartPolicy: Never
-      terminationGracePeriodSeconds: @margin
-      containers:
-        - name: etude
-          image: @image
-          command: [bash, -c]
-          args:
-            - |
-@slice          resources:
-            requests: @requests
-            limits: @limits
-          volumeMounts: [{name: runs, mountPath: @mount}]
-      volumes: [{name: runs, persistentVolumeClaim: {claimName: @claim}}]
-""")
+@spec""")
+_SKYPILOT = _Template("""\
+# A run on spot machines, made by `etude skypilot`; start it with `sky jobs launch`. It exits with 0
+# if the run is finished, and with @again if it is saved and another machine continues it.
+name: @name
+resources:
+  cpus: @cores+
+  memory: @memory+@gpus
+  use_spot: true
+  job_recovery: {max_restarts_on_errors: 0, recover_on_exit_codes: [@again]}
+# Values come from the shell that launches the job: sky jobs launch --secret AWS_ACCESS_KEY_ID ...
+secrets: {AWS_ACCESS_KEY_ID: null, AWS_SECRET_ACCESS_KEY: null}
+setup: @setup
+run: |
+@slice""")
 
 
 def slice_script(
@@ -254,12 +320,16 @@ def slice_script(
     program: the command `etude`; trust: resumes may run the code that the recipe names.
     """
     resume = [*program, "resume", *(["--trust"] if trust else [])]
+    if store_url(run):
+        place = _IN_STORE.substitute(runs=shlex.join([*program, "runs"]))
+    else:
+        place = _ON_DISK.substitute(summary=SUMMARY)
     return _SLICE.substitute(
         run=shlex.quote(run),
+        place=place.rstrip(),
         resume=shlex.join(resume),
         train=shlex.join([*program, "train", *train_options]),
         again=RESUMABLE,
-        summary=SUMMARY,
     )
 
 
@@ -267,13 +337,15 @@ def run_slurm(arguments: list[str]) -> None:
     """Write a batch script for Slurm."""
     command, words = _parsed("slurm", SlurmCommand, arguments)
     limit, memory = limit_of(command.time, command.margin), command.memory_gib()
-    recipe = command.recipe
+    recipe, url = command.recipe, command.url
     folder = Path(command.folder) if command.folder else default_path(title(recipe), recipe.seed)
-    exists = is_run(folder)
-    if folder.exists() and not exists:
+    exists = not url and is_run(folder)
+    if not url and folder.exists() and not exists:
         raise UsageError(f"{folder} exists and is not a run: name another folder.")
     name = folder.name if command.folder else f"{folder.parent.name}-{folder.name}"
     path, program = folder.absolute(), [sys.executable, "-P", "-m", "etude"]
+    if url:  # the log is on the disk where sbatch is called
+        path = Path.cwd() / name
     text = _SLURM.substitute(
         again=RESUMABLE,
         name=shlex.quote(name),
@@ -284,13 +356,13 @@ def run_slurm(arguments: list[str]) -> None:
         memory=memory,
         gpus=f"\n#SBATCH --gpus={command.gpus}" if command.gpus else "",
         here=shlex.quote(os.getcwd()),
-        slice=slice_script(str(path), program, command.train_options(words)),
+        slice=slice_script(url or str(path), program, command.train_options(words)),
     )
     file = command.write(text, f"{file_name(recipe.name)}.sbatch")
     if file is None:
         return
     files.make_folder(path.parent)  # Slurm writes its log only into an existing folder
-    print(f"Written: {file}, for slices of {duration(limit)} of the run {folder}")
+    print(f"Written: {file}, for slices of {duration(limit)} of the run {url or folder}")
     if exists:
         print("The run exists already: the job continues it with the run's own recipe.")
     print(f"Submit it: sbatch {shlex.quote(file)}")
@@ -303,35 +375,98 @@ def run_kubernetes(arguments: list[str]) -> None:
     if command.image is None:
         raise UsageError("Name an image with Etude installed: --image REGISTRY/etude:TAG.")
     recipe = command.recipe
+    url = command.url
     folder = _MOUNT / (command.folder or f"{file_name(recipe.name)}-s{recipe.seed}")
-    if _MOUNT not in folder.parents or ".." in folder.parts:
+    if not url and (_MOUNT not in folder.parents or ".." in folder.parts):
         raise UsageError(
             f"--folder {command.folder} is not on the volume, so the run would be lost with its "
-            f"pod: name a folder below {_MOUNT}, for example {_MOUNT}/one."
+            f"pod: name a folder below {_MOUNT}, for example {_MOUNT}/one, or a URL."
         )
+    if command.secret and not url:
+        raise UsageError("--secret is of a run in an object store: --folder s3://BUCKET/PATH.")
     limit = None if command.time is None else limit_of(command.time, command.margin)
     trusted = user_code.names_code(texts(recipe))
-    body = slice_script(str(folder), ["etude"], command.train_options(words), trusted)
+    body = slice_script(url or str(folder), ["etude"], command.train_options(words), trusted)
     if limit is not None:
         body = f'(sleep {limit - command.margin} && kill -USR1 "$$") &\n{body}'
     memory = {"memory": f"{command.memory_gib()}Gi"}
-    name = re.sub(r"[^a-z0-9]+", "-", f"etude-{folder.relative_to(_MOUNT)}".lower())
-    text = _KUBERNETES.substitute(
-        name=name[:52].strip("-"),
+    place = url.partition("://")[2] if url else folder.relative_to(_MOUNT)
+    name = re.sub(r"[^a-z0-9]+", "-", f"etude-{place}".lower())[:52].strip("-")
+    spec = _JOB.substitute(
         again=RESUMABLE,
         not_finite=NonFinite.exit_code,
+        suspend="\nsuspend: true # until Kueue admits it"
+        if command.queue and not command.jobset
+        else "",
         margin=command.margin,
         image=json.dumps(command.image),
-        slice=textwrap.indent(body + 'exit "$code"\n', " " * 14),
+        slice=textwrap.indent(body + 'exit "$code"\n', " " * 12),
         requests=json.dumps({"cpu": command.cores} | memory),
         limits=json.dumps(memory | ({"nvidia.com/gpu": command.gpus} if command.gpus else {})),
-        mount=_MOUNT,
-        claim=json.dumps(command.claim),
+        storage=_storage(command),
+    )
+    if command.jobset:
+        job = textwrap.indent(spec, " " * 8)
+        head = f"{_SUSPENDED}\n" if command.queue else ""
+        spec = f"{head}replicatedJobs:\n  - name: run\n    template:\n      spec:\n{job}"
+    labels = f"\n  labels: {{kueue.x-k8s.io/queue-name: {json.dumps(command.queue)}}}"
+    text = _KUBERNETES.substitute(
+        again=RESUMABLE,
+        version="jobset.x-k8s.io/v1alpha2" if command.jobset else "batch/v1",
+        kind="JobSet" if command.jobset else "Job",
+        name=name,
+        labels=labels if command.queue else "",
+        spec=textwrap.indent(spec, "  "),
     )
     file = command.write(text, f"{file_name(recipe.name)}-job.yaml")
     if file is not None:
-        print(f"Written: {file}, for the run {folder} on the claim '{command.claim}'")
+        where = url or f"{folder} on the claim '{command.claim}'"
+        print(f"Written: {file}, for the run {where}")
         print(f"Start it: kubectl apply -f {shlex.quote(file)}")
+
+
+def _storage(command: KubernetesCommand) -> str:
+    """The part of a container and its pod that holds the run."""
+    if not command.url:
+        claim = json.dumps(command.claim)
+        return (
+            f"        volumeMounts: [{{name: runs, mountPath: {_MOUNT}}}]\n"
+            f"    volumes: [{{name: runs, persistentVolumeClaim: {{claimName: {claim}}}}}]\n"
+        )
+    secret = json.dumps(command.secret)
+    given = f"        envFrom: [{{secretRef: {{name: {secret}}}}}]\n" if command.secret else ""
+    return (
+        f"{given}        env: [{{name: XDG_CACHE_HOME, value: /cache}}]\n"
+        "        volumeMounts: [{name: cache, mountPath: /cache}]\n"
+        "    volumes: [{name: cache, emptyDir: {}}]\n"
+    )
+
+
+def run_skypilot(arguments: list[str]) -> None:
+    """Write a managed job for SkyPilot."""
+    command, words = _parsed("skypilot", SkyPilotCommand, arguments)
+    if not command.url:
+        raise UsageError("Name a place that outlives a machine: --folder s3://BUCKET/PATH.")
+    recipe = command.recipe
+    limit = None if command.time is None else limit_of(command.time, command.margin)
+    trusted = user_code.names_code(texts(recipe))
+    body = slice_script(command.url, ["etude"], command.train_options(words), trusted)
+    if limit is not None:
+        body = f'(sleep {limit - command.margin} && kill -USR1 "$$") &\n{body}'
+    place = command.url.partition("://")[2]
+    text = _SKYPILOT.substitute(
+        again=RESUMABLE,
+        name=re.sub(r"[^a-z0-9]+", "-", f"etude-{place}".lower())[:52].strip("-"),
+        cores=command.cores,
+        memory=command.memory_gib(),
+        gpus="\n  accelerators: {L4: 1}" if command.gpus else "",
+        setup=json.dumps(command.setup),
+        slice=textwrap.indent(body + 'exit "$code"\n', "  "),
+    )
+    file = command.write(text, f"{file_name(recipe.name)}-sky.yaml")
+    if file is not None:
+        print(f"Written: {file}, for the run {command.url}")
+        print(f"Start it: sky jobs launch {shlex.quote(file)}")
 
 
 def seconds_of(text: str) -> int:

@@ -12,6 +12,7 @@ Listing names imports no module; the module of a kind is imported when a recipe 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar, cast
 
@@ -28,11 +29,18 @@ C = TypeVar("C", bound=Config)
 class Registry(Catalogue, Generic[C]):
     """The kinds of one section of a recipe."""
 
-    def __init__(self, section: str, base: str, default: str | None = None) -> None:
+    def __init__(
+        self,
+        section: str,
+        base: str,
+        default: str | None = None,
+        removed: Mapping[str, str] | None = None,
+    ) -> None:
         """`base`: base class of the configs, as module:Class. `default`: kind of a section without
-        the field `kind`."""
+        the field `kind`. `removed`: {kind that was removed: what to use, as a sentence}."""
         super().__init__(*KINDS[section])
         self.section, self._base, self._default = section, base, default
+        self._removed = {} if removed is None else removed
 
     def has(self, name: str) -> bool:
         """Whether a name can be a kind: it is listed, or names code."""
@@ -40,6 +48,8 @@ class Registry(Catalogue, Generic[C]):
 
     def check(self, name: str, prefix: str = "") -> None:
         """Raise for an unknown kind; the message begins with `prefix` and the section."""
+        if name in self._removed:
+            raise UsageError(f"{prefix}{self._removed[name]}")
         if not self.has(name):
             raise UsageError(f"{prefix}{self.section}.kind must be {self._known()}, not '{name}'.")
 
@@ -58,6 +68,8 @@ class Registry(Catalogue, Generic[C]):
             from etude.core.user_code import load_object
 
             found = load_object(name, "module:Class")
+        elif name in self._removed:
+            raise ValueError(self._removed[name])
         else:
             context = {"discriminator": "'kind'", "tag": name, "expected_tags": self._known()}
             raise PydanticKnownError("union_tag_invalid", context)

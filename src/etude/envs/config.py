@@ -148,7 +148,15 @@ class EnvConfig(Config):
         return None
 
 
-ENVS: Registry[EnvConfig] = Registry("env", "etude.envs.config:EnvConfig")
+ENVS: Registry[EnvConfig] = Registry(
+    "env",
+    "etude.envs.config:EnvConfig",
+    removed={
+        "imitation": "env.kind imitation is now env.kind track, and its humanoid has limits of "
+        "torques and joints: train again with the recipe imitate-walk, and name clips with "
+        "env.motion (docs/imitation.md)."
+    },
+)
 
 
 A = TypeVar("A")

@@ -29,7 +29,6 @@ from etude.envs.mujoco import rendering
 from etude.envs.mujoco.decor import dressed
 from etude.envs.mujoco.reference import ModelKinematics
 from etude.envs.mujoco.simulation import Camera, Line
-from etude.envs.robots.humanoid import CAMERA, CONTROL_RATE, humanoid_spec
 from etude.evaluate.footage import (
     Footage,
     Picture,
@@ -458,17 +457,14 @@ class Pen:
         self._draw.rounded_rectangle((left, top, left + wide, top + tall), corner, color)
 
 
-def motion_strip(motion: Motion, seconds: float, robot: mujoco.MjSpec | None) -> Image.Image:
-    """Pictures of a motion side by side, evenly spaced in time, under its name.
-
-    robot: default our humanoid, for DeepMimic's clips.
-    """
+def motion_strip(motion: Motion, seconds: float, robot: mujoco.MjSpec) -> Image.Image:
+    """Pictures of a motion side by side, evenly spaced in time, under its name."""
     shown, rate = _motion_footage(motion, seconds, robot)
     steps, pictures = Footage.strip(shown)
     return _sheet(pictures, [f"{step / rate:.2f} s" for step in steps], _motion_title(motion))
 
 
-def motion_film(motion: Motion, seconds: float, robot: mujoco.MjSpec | None, path: Path) -> None:
+def motion_film(motion: Motion, seconds: float, robot: mujoco.MjSpec, path: Path) -> None:
     """Write an mp4 of a motion in real time."""
     shown, rate = _motion_footage(motion, seconds, robot)
     writer = _writer(path, rate, SIZE)
@@ -481,12 +477,10 @@ def _motion_title(motion: Motion) -> str:
     return f"{motion.name}: {motion.seconds:.2f} s, {'loops' if motion.loops else 'plays once'}"
 
 
-def _motion_footage(
-    motion: Motion, seconds: float, robot: mujoco.MjSpec | None
-) -> tuple[Simulated, int]:
+def _motion_footage(motion: Motion, seconds: float, robot: mujoco.MjSpec) -> tuple[Simulated, int]:
     """The motion as it is tracked, and its frames per second."""
-    model = dressed(humanoid_spec() if robot is None else robot)
-    rate = CONTROL_RATE if robot is None else round(min(frame_rate(motion), 60.0))
+    model = dressed(robot)
+    rate = round(min(frame_rate(motion), 60.0))
     count = max(2, round(seconds * rate) + 1)
     kinematics = ModelKinematics(model)
     fitted = kinematics.fit(motion, model.qpos0)
@@ -498,4 +492,4 @@ def _motion_footage(
         mujoco.mj_getState(model, data, state, kind)
     recording = Recording(list(states), list(states), [()] * len(states))
     base = Camera(follow=model.body(int(model.jnt_bodyid[0])).name, azimuth=120.0, elevation=-12.0)
-    return Simulated(model, CAMERA if robot is None else base, recording, 1, 1.0 / rate), rate
+    return Simulated(model, base, recording, 1, 1.0 / rate), rate

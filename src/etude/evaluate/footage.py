@@ -316,7 +316,7 @@ class MujocoRecorder(Recorder[Recording]):
         self._env = simulated
         self._substeps = 0
         """Physics steps since the last control step."""
-        simulated.simulation.watch = self._watch
+        simulated.simulation.watchers.append(self._watch)
 
     def _watch(self) -> None:
         self._substeps = (self._substeps + 1) % self._env.task.substeps
@@ -334,5 +334,5 @@ class MujocoRecorder(Recorder[Recording]):
         recording.path.append(recording.states[-1])
 
     def close(self) -> None:
-        self._env.simulation.watch = None
+        self._env.simulation.watchers.remove(self._watch)
         super().close()

@@ -20,9 +20,11 @@ from etude.envs.mujoco.randomize import Late, Randomization
 from etude.envs.mujoco.reference import ReferenceMotion, SelfContacts, StartNoise, load_robot
 from etude.envs.mujoco.robot import JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.strain import StrainMeter
+from etude.envs.mujoco.style import StyleWindow
 from etude.envs.mujoco.task import Observation, Part, Task, Term
 from etude.envs.mujoco.terms import observations as obs
-from etude.envs.mujoco.terms import rewards, tracking
+from etude.envs.mujoco.terms import rewards, terminations, tracking
 from etude.envs.robots import g1
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
@@ -84,11 +86,13 @@ class TrackConfig(TaskConfig):
     )
     motion: tuple[Place, ...] = Field(
         (),
-        description="Files of motions (.npz, .csv, DeepMimic's .txt) or folders of them, or "
-        "PACKAGE/PATH in an installed package.",
+        description="Files of motions (.npz, .csv, DeepMimic's .txt) or folders of them, "
+        "PACKAGE/PATH in an installed package, or names of DeepMimic's clips (all: all of them).",
     )
     folder: str | None = Field(
-        None, description="Folder of extracted packages in which PACKAGE/PATH is looked up."
+        None,
+        description="Folder of extracted packages in which PACKAGE/PATH is looked up, or of clips "
+        "(default: those of pybullet).",
     )
     base: str = Field("", description="Body with the free joint; default the first with one.")
     home: str = Field("", description="Keyframe that joints without a motion keep.")
@@ -96,6 +100,9 @@ class TrackConfig(TaskConfig):
     bodies: str = Field(".*", description="Regular expression of the bodies to track.")
     ends: str = Field("", description="Regular expression of bodies whose height ends an episode.")
     joints: str = Field(".*", description="Regular expression of the joints with a servo.")
+    crossing: tuple[str, ...] = Field(
+        (), description="Pairs of bodies that do not collide: 'left_hand right_hand'."
+    )
     stiffness: PerJoint = Field(
         {},
         description="Stiffness of position servos by pattern of joint names, N m/rad; default the "
@@ -106,6 +113,10 @@ class TrackConfig(TaskConfig):
     armature: PerJoint = Field({}, description="Rotor inertia of the joints, kg m^2.")
     action_scale: PerJoint = Field(
         {".*": 0.3}, description="Joint motion by a unit action, by pattern of joint names, rad."
+    )
+    control: Literal["residual", "absolute"] = Field(
+        "residual",
+        description="Actions are joint motions from the motion's pose, or from the home pose.",
     )
     lead: float = Field(
         0.0,
@@ -126,7 +137,14 @@ class TrackConfig(TaskConfig):
     future: tuple[Annotated[int, Field(ge=0, le=1000)], ...] = Field(
         (1, 5),
         max_length=100,
-        description="Offsets of the observed frames of the motion from the current one.",
+        description="Offsets of the observed frames of the motion from the current one; () for "
+        "none, and no phase.",
+    )
+    style_window: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description='Number of frames in the observation "style" of a discriminator; 0: none.',
     )
     max_episode_steps: int = Field(
         500, ge=1, le=100_000, description="Largest length of an episode in control steps."
@@ -143,6 +161,14 @@ class TrackConfig(TaskConfig):
     mean_distance: float | None = Field(
         0.5, gt=0, description="Mean distance of the bodies that ends an episode, m."
     )
+    lowest: float | None = Field(
+        None, description="Height of the base below which an episode ends, m."
+    )
+    aligned: bool = Field(
+        True,
+        description="Rewards of bodies' positions and orientations leave out the errors of the "
+        "anchor's horizontal position and heading.",
+    )
     measure: bool = Field(False, description="Report the errors of each episode in mm.")
     observation_delay: tuple[Late, Late] = Field(
         (0, 0), description="Delay of each sensor in control steps: minimum and maximum."
@@ -155,14 +181,20 @@ class TrackConfig(TaskConfig):
 
     def for_evaluation(self) -> Self:
         """Play motion i in environment i from its first frame to its end, with looser termination
-        and measured errors; noise and pushes stay."""
+        and measured errors; noise and pushes stay.
+
+        If training does not end episodes by distance, motions are not tracked: evaluation then has
+        no such end either, and keeps the initial frames of training.
+        """
+        bounds = (self.anchor_height, self.anchor_tilt, self.ends_height, self.mean_distance)
+        tracks = any(bound is not None for bound in bounds)
         return self.replace(
-            start="first",
+            start="first" if tracks else self.start,
             order="in turn",
             anchor_height=None,
             anchor_tilt=None,
             ends_height=None,
-            mean_distance=0.5,
+            mean_distance=0.5 if tracks else None,
             measure=True,
         )
 
@@ -189,11 +221,19 @@ class TrackConfig(TaskConfig):
             self.lead,
         )
         contacts, meter = SelfContacts(robot), ErrorMeter(motion)
+        strain = StrainMeter(robot, contacts)
         parts: list[Part] = [robot, motion, *self.random.parts(robot)]
-        if self.reward.self_contacts:
+        if self.reward.self_contacts or self.measure:
             parts.append(contacts)
         if self.measure:
-            parts.append(meter)
+            parts += [meter, strain]
+        observations = self._observations(robot, motion, balls)
+        if self.style_window:
+            style = StyleWindow(motion, self.style_window)
+            parts.append(style)
+            observations["style"] = {"style": lambda _: style.frames}
+            if len(motion.names) > 1:
+                observations["motion"] = {"motion": lambda _: motion.motion[:, None]}
         dt = self.timestep * self.substeps
         return Task(
             model=model,
@@ -206,15 +246,19 @@ class TrackConfig(TaskConfig):
                 torque=self.torque or None,
                 armature=self.armature or None,
                 delay=self.random.latency,
-                reference=motion.joint_targets,
+                reference=motion.joint_targets if self.control == "residual" else None,
             ),
-            observations=self._observations(robot, motion, balls),
+            observations=observations,
             rewards=self._rewards(robot, motion, contacts, dt),
-            terminations=self._terminations(motion),
+            terminations=self._terminations(robot, motion),
             statistics={
                 "motion": lambda _: motion.motion,
                 "progress": lambda env: env.elapsed / motion.episode_steps,
-                **(meter.statistics() if self.measure else motion.statistics()),
+                **(
+                    meter.statistics() | strain.statistics()
+                    if self.measure
+                    else motion.statistics()
+                ),
             },
             substeps=self.substeps,
             max_episode_steps=motion.limit(1.0 / dt),
@@ -230,6 +274,11 @@ class TrackConfig(TaskConfig):
         spec = load_robot(self.robot, self.folder)
         spec.option.timestep, spec.option.iterations = self.timestep, self.iterations
         spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+        for pair in self.crossing:
+            names = pair.split()
+            if len(names) != 2 or any(spec.body(name) is None for name in names):
+                raise UsageError(f"env.crossing '{pair}' must name two bodies of the robot.")
+            spec.add_exclude(bodyname1=names[0], bodyname2=names[1])
         return spec
 
     def _observations(
@@ -240,8 +289,9 @@ class TrackConfig(TaskConfig):
         state: dict[str, Term | Observation] = {
             **obs.sensors(robot, noise, late),
             "action": obs.last_action(),
-            "phase": tracking.phase(motion),
         }
+        if self.future:
+            state["phase"] = tracking.phase(motion)
         if balls:
             state["balls"] = obs.ball_joints(robot, noise=noise.joint_position, delay=late)
             state["ball speeds"] = obs.ball_velocities(
@@ -274,8 +324,8 @@ class TrackConfig(TaskConfig):
         terms: dict[str, Term] = {
             "anchor_position": tracking.track_anchor_position(motion, std.anchor_position),
             "anchor_orientation": tracking.track_anchor_orientation(motion, std.anchor_orientation),
-            "positions": tracking.track_positions(motion, std.positions),
-            "orientations": tracking.track_orientations(motion, std.orientations),
+            "positions": tracking.track_positions(motion, std.positions, self.aligned),
+            "orientations": tracking.track_orientations(motion, std.orientations, self.aligned),
             "velocities": tracking.track_velocities(motion, std.velocities),
             "spins": tracking.track_spins(motion, std.spins),
             "action_rate": rewards.action_rate,
@@ -285,16 +335,19 @@ class TrackConfig(TaskConfig):
         weights = self.reward.model_dump()
         return {name: (term, weights[name] * dt) for name, term in terms.items()}
 
-    def _terminations(self, motion: ReferenceMotion) -> dict[str, Term]:
+    def _terminations(self, robot: Robot, motion: ReferenceMotion) -> dict[str, Term]:
         bounds = {
             "height": (tracking.anchor_height_off, self.anchor_height),
             "tilt": (tracking.anchor_tilt_off, self.anchor_tilt),
             "hands or feet": (tracking.ends_height_off, self.ends_height if self.ends else None),
             "distance": (tracking.bodies_off, self.mean_distance),
         }
-        return {
+        ends = {
             name: term(motion, bound) for name, (term, bound) in bounds.items() if bound is not None
         }
+        if self.lowest is not None:
+            ends["fall"] = terminations.lower_than(robot, self.lowest)
+        return ends
 
 
 def track() -> Recipe:

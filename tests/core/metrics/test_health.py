@@ -12,7 +12,7 @@ from etude.rl.ppo import PPOConfig
 from etude.rl.rewards.amp import AMPConfig
 from etude.rl.sac import SACConfig
 from etude.rl.td3 import TD3Config
-from etude.tasks.imitation.task import ImitationConfig
+from etude.tasks.tracking import TrackConfig
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 
 METRICS = (*PPOConfig.metrics, *COUNTERS, *EPISODES, *AMPConfig.metrics)
@@ -119,7 +119,7 @@ def test_success_that_only_noise_brings_is_named(
     [
         (CurriculumConfig, "curriculum/level"),
         (MotionCurriculumConfig, "curriculum/failing"),
-        (ImitationConfig, "eval/mpjpe_l"),
+        (TrackConfig, "eval/mpjpe_l"),
     ],
 )
 def test_noise_is_not_blamed_where_rollouts_have_another_task(config: Any, name: str) -> None:

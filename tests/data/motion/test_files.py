@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded import needs_clips
 
 from etude.core.errors import UsageError
 from etude.data.motion import files, motions
@@ -148,3 +149,16 @@ def test_a_loop_is_closed_whatever_its_joints_are() -> None:
     for name in ("elbow", "rail"):
         column = closed.columns[name]
         np.testing.assert_allclose(closed.poses[0, column], closed.poses[-1, column])
+
+
+@needs_clips
+def test_a_clip_is_meant_although_a_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text("{}")
+    (clip,) = files.load(("run",))
+    assert (clip.name, clip.loops) == ("run", True)
+    with pytest.raises(UsageError, match="is not a motion clip"):
+        files.load(("./run",))

@@ -2,24 +2,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recorded import needs_clips
+from recorded import fitted, humanoid, needs_clips
+from recorded import still as rest
 
 from etude.core.contracts import Array
-from etude.data.motion import clips, library, motions
+from etude.data.motion import library, motions
 from etude.data.motion import rotations as rot
 from etude.data.motion.motions import Motion
-from etude.data.motion.skeleton import JOINTS, NUM_POSE, forward, lowest
 
 RATE = 30.0
 
 
 def still(frames: int) -> Array:
     """Poses [frames, 43] of the figure at rest, 1 m above the floor."""
-    poses = np.zeros((frames, NUM_POSE))
-    poses[:, 2] = 1.0
-    for column in (3, 7, 11, 15, 20, 25, 30, 34, 39):
-        poses[:, column] = 1.0
-    return poses
+    return np.tile(rest(), (frames, 1))
 
 
 def test_a_constant_spin_and_a_constant_speed_are_found_exactly() -> None:
@@ -30,7 +26,7 @@ def test_a_constant_spin_and_a_constant_speed_are_found_exactly() -> None:
     own = np.array([-3.0, 0.2, 1.0])
     poses[:, 25:29] = rot.exp(times[:, None] * own)  # the right hip
     poses[:, 29] = 4.0 * times  # and knee
-    found = library.measured(poses, RATE)
+    found = library.measured(poses, RATE, humanoid())
     np.testing.assert_allclose(found.speed[:, :3], [[1.0, -2.0, 0.5]] * 20, atol=1e-9)
     local = rot.rotate(rot.conjugate(poses[:, 3:7]), np.broadcast_to(spin, (20, 3)))
     np.testing.assert_allclose(found.speed[:, 3:6], local, atol=1e-9)
@@ -46,12 +42,12 @@ def test_a_constant_spin_and_a_constant_speed_are_found_exactly() -> None:
 
 def test_dips_are_lifted_smoothly_and_the_rest_stays() -> None:
     poses = still(60)
-    ground = float(lowest(*forward(poses[:1]))[0])
+    ground = float(humanoid().lowest(poses[:1])[0])
     poses[:, 2] -= ground  # its soles on the floor
     poses[30, 2] -= 0.1
     poses[40:, 2] += 0.05
-    lifted = library.grounded(poses, 30)
-    low = lowest(*forward(lifted))
+    lifted = library.grounded(poses, 30, humanoid())
+    low = humanoid().lowest(lifted)
     assert low.min() >= -1e-12
     change = lifted[:, 2] - poses[:, 2]
     assert change[30] == pytest.approx(0.1)
@@ -65,7 +61,7 @@ def turning_clip() -> Motion:
     poses, angle = still(31), np.linspace(0, np.pi / 2, 31)
     poses[:, 0], poses[:, 1] = 2 * np.sin(angle), 2 - 2 * np.cos(angle)
     poses[:, 3:7] = rot.about_z(angle)
-    return Motion("curve", np.arange(31) / RATE, poses, True, JOINTS)
+    return Motion("curve", np.arange(31) / RATE, poses, True, humanoid().joints)
 
 
 def test_a_cycle_that_turns_goes_round_in_a_circle() -> None:
@@ -82,14 +78,14 @@ def test_a_cycle_that_turns_goes_round_in_a_circle() -> None:
 
 @needs_clips
 def test_lookups_continue_loops_and_hold_the_end_of_others() -> None:
-    known = library.build(clips.load(("walk", "kick")), RATE, 200)
+    known = library.build(fitted("walk", "kick"), RATE, 200, humanoid())
     walk, kick = known.cycles
     assert (known.num_motions, known.names) == (2, ("walk", "kick"))
     motion, time = np.array([0, 0, 1, 1]), np.array([5, 5 + 3 * walk, 5, 10_000])
     frames = known.frame(motion, time)
     np.testing.assert_allclose(frames.pose[1, 2:], frames.pose[0, 2:], atol=1e-9)
     np.testing.assert_allclose(frames.speed[1], frames.speed[0], atol=1e-9)
-    (clip,) = clips.load(("walk",))
+    (clip,) = fitted("walk")
     np.testing.assert_allclose(frames.pose[1, :2] - frames.pose[0, :2], 3 * clip.travel)
     last = known.frame(np.array([1]), np.array([kick - 1]))
     np.testing.assert_array_equal(frames.pose[3], last.pose[0])
@@ -97,8 +93,8 @@ def test_lookups_continue_loops_and_hold_the_end_of_others() -> None:
 
 @needs_clips
 def test_no_clip_is_in_the_floor_and_no_speed_is_wild() -> None:
-    known = library.build(clips.load(("all",)), RATE, 60)
+    known = library.build(fitted("all"), RATE, 60, humanoid())
     frames = known.frames
-    assert lowest(frames.position, frames.quaternion).min() >= -1e-9
+    assert humanoid().lowest(frames.pose).min() >= -1e-9
     assert np.abs(frames.velocity).max() < 12.0
     assert np.abs(frames.spin).max() < 40.0

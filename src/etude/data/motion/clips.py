@@ -1,8 +1,8 @@
 """Clips of recorded motion: DeepMimic's JSON files, converted to our humanoid.
 
 A file has "Loop" ("wrap" or "none") and "Frames" of 44 numbers: seconds, the root's position and
-quaternion, then the joints in `_COLUMNS`; y up, x forward, z right. Poses here are z up, as
-`etude.data.motion.skeleton` has them.
+quaternion, then the joints in `_COLUMNS`; y up, x forward, z right. Poses here are z up; knees and
+elbows turn about -y, and all joints are 0 with arms and legs straight down.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.data.motion import rotations as rot
-from etude.data.motion.motions import Motion
-from etude.data.motion.skeleton import (
-    BALL_COLUMNS,
-    BALLS,
-    HINGE_COLUMNS,
-    HINGES,
-    JOINTS,
-    NAMES,
-    NUM_POSE,
-)
+from etude.data.motion.motions import Motion, columns_of
 
 PREFIX = "humanoid3d_"
+NAMES = (
+    *("backflip", "cartwheel", "crawl", "dance_a", "dance_b", "getup_facedown", "getup_faceup"),
+    *("jump", "kick", "punch", "roll", "run", "spin", "spinkick", "walk", "all"),
+)
+"""Names of the published clips, and that of all of them."""
 NUM_NUMBERS = 44
 _COLUMNS = {
     "chest": 8,
@@ -45,6 +41,8 @@ _COLUMNS = {
     "left_elbow": 43,
 }
 """First column of each joint in a frame."""
+JOINTS = {name: 1 if name.endswith(("knee", "elbow")) else 4 for name in _COLUMNS}
+"""{joint: numbers in a pose}: knees and elbows are hinges, the others ball joints."""
 _MAX_FRAMES, _MAX_BYTES = 100_000, 2**28
 _FAR, _LONG = 1e3, 10.0
 """m and s; larger numbers are damage."""
@@ -78,16 +76,14 @@ def find(folder: str | None = None, option: str = "--env.folder") -> dict[str, P
     return {file.stem.removeprefix(PREFIX): file for file in named}
 
 
-def load(
-    names: tuple[str, ...], folder: str | None = None, option: str = "--env.folder"
-) -> tuple[Motion, ...]:
-    """Load the named clips in this order, or all for ("all",); other arguments as for `find`."""
+def named(name: str, folder: str | None = None, option: str = "--env.folder") -> list[Path]:
+    """The file of a clip, or those of all clips for "all"; other arguments as for `find`."""
     known = find(folder, option)
-    wanted = tuple(known) if names == ("all",) else names
-    for name in wanted:
-        if name not in known:
-            raise UsageError(f"There is no clip '{name}'; there are {', '.join(known)}, and all.")
-    return tuple(read(known[name]) for name in wanted)
+    if name == "all":
+        return list(known.values())
+    if name not in known:
+        raise UsageError(f"There is no clip '{name}'; there are {', '.join(known)}, and all.")
+    return [known[name]]
 
 
 def read(path: Path) -> Motion:
@@ -127,7 +123,7 @@ def _frames(path: Path, rows: Any) -> Array:
     except OverflowError as error:
         raise UsageError(f"{path}: a number is too large.") from error
     with np.errstate(over="ignore"):
-        quaternions = [frames[:, 4:8], *(_joint(frames, NAMES[body]) for body in BALLS)]
+        quaternions = [frames[:, 4:8], *(_joint(frames, n) for n, k in JOINTS.items() if k == 4)]
         off = np.max([np.abs(np.linalg.norm(q, axis=1) - 1.0) for q in quaternions], axis=0)
     for wrong, problem in (
         (~np.isfinite(frames).all(axis=1), "a number is not finite"),
@@ -142,8 +138,8 @@ def _frames(path: Path, rows: Any) -> Array:
 
 
 def _joint(frames: Array, name: str) -> Array:
-    """[frames, 4]: the quaternions of a ball joint in the file."""
-    return frames[:, _COLUMNS[name] : _COLUMNS[name] + 4]
+    """[frames, 1 or 4]: the angle or quaternion of a joint in the file."""
+    return frames[:, _COLUMNS[name] : _COLUMNS[name] + JOINTS[name]]
 
 
 def _z_up(quaternion: Array) -> Array:
@@ -154,12 +150,11 @@ def _z_up(quaternion: Array) -> Array:
 
 def _convert(frames: Array) -> Array:
     """Poses [frames, 43] of a file's numbers [frames, 44]."""
-    poses = np.empty((len(frames), NUM_POSE))
+    poses = np.empty((len(frames), 7 + sum(JOINTS.values())))
     x, y, z = frames[:, 1], frames[:, 2], frames[:, 3]
     poses[:, :3] = np.stack([x, -z, y], axis=1)
     poses[:, 3:7] = _z_up(frames[:, 4:8])
-    for body, columns in zip(BALLS, BALL_COLUMNS, strict=True):
-        poses[:, columns] = _z_up(_joint(frames, NAMES[body]))
-    for body, column in zip(HINGES, HINGE_COLUMNS, strict=True):
-        poses[:, column] = frames[:, _COLUMNS[NAMES[body]]]
+    for name, columns in columns_of(JOINTS).items():
+        joint = _joint(frames, name)
+        poses[:, columns] = joint if len(columns) == 1 else _z_up(joint)
     return poses

@@ -66,9 +66,13 @@ def installed(name: str, folder: str | None = None, option: str = "--env.folder"
 def load(
     names: Sequence[str], folder: str | None = None, option: str = "--env.folder"
 ) -> tuple[Motion, ...]:
-    """Read motion files, and all motion files of folders; see `installed` for the names."""
+    """Read motion files, all motion files of folders, and DeepMimic's clips by name ("all" for all
+    of them); see `installed` for files and `clips.find` for clips."""
     files: list[Path] = []
     for name in names:
+        if _is_clip(name, folder):
+            files += clips.named(name, folder, option)
+            continue
         path = installed(name, folder, option)
         inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES) if path.is_dir() else []
         if path.is_dir() and not inside:
@@ -79,6 +83,13 @@ def load(
         if motion.name in (other.name for other in motions[:i]):
             raise UsageError(f"Two motions have the name {motion.name}: rename a file.")
     return motions
+
+
+def _is_clip(name: str, folder: str | None) -> bool:
+    """Whether a name is that of a clip. A folder of the name of one, such as run, is ./run."""
+    inside = (Path(name), Path(folder or "").expanduser() / name)
+    known = name in clips.NAMES or not any(path.exists() for path in inside)
+    return name.isidentifier() and known
 
 
 def read(path: Path) -> Motion:

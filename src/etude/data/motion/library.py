@@ -12,7 +12,6 @@ from etude.core.contracts import Array
 from etude.data.motion import motions as motion_poses
 from etude.data.motion import rotations as rot
 from etude.data.motion.motions import Motion, columns_of
-from etude.data.motion.skeleton import JOINTS, forward, lowest
 
 _LIFT_SECONDS = 4 / 30
 """Time before and after a frame in the floor over which lifting it is distributed."""
@@ -33,40 +32,13 @@ class Kinematics(Protocol):
         ...
 
 
-class HumanoidKinematics:
-    """The bodies of our humanoid."""
-
-    joints: Mapping[str, int] = JOINTS
-
-    def forward(self, poses: Array) -> tuple[Array, Array]:
-        return forward(poses)
-
-    def lowest(self, poses: Array) -> Array:
-        return lowest(*forward(poses))
-
-
-HUMANOID = HumanoidKinematics()
-
-
-class Figure(NamedTuple):
-    """Pose, velocity and body positions of figures, [n, ...] float64."""
-
-    pose: Array
-    """[n, 43]."""
-    speed: Array
-    """[n, 34]."""
-    position: Array
-    """[n, 15, 3] m."""
-
-
 class Frames(NamedTuple):
     """Frames of motions, [..., n] float64 each, z up."""
 
     pose: Array
-    """[..., 7 + m] as MuJoCo's qpos; 43 of the humanoid."""
+    """[..., 7 + m] as MuJoCo's qpos."""
     speed: Array
-    """[..., 6 + k] as MuJoCo's qvel: the root's angular velocity and those of balls in the body;
-    34 of the humanoid."""
+    """[..., 6 + k] as MuJoCo's qvel: the root's angular velocity and those of balls in the body."""
     position: Array
     """[..., bodies, 3] m: bodies in the world."""
     quaternion: Array
@@ -79,10 +51,6 @@ class Frames(NamedTuple):
     def at(self, index: Array | slice) -> Frames:
         """The frames at an index of the first axis."""
         return Frames(*(array[index] for array in self))
-
-    @property
-    def figure(self) -> Figure:
-        return Figure(self.pose, self.speed, self.position)
 
 
 @dataclass(frozen=True)
@@ -120,7 +88,7 @@ class MotionLibrary:
 
 
 def build(
-    motions: Sequence[Motion], rate: float, continue_for: int, body: Kinematics = HUMANOID
+    motions: Sequence[Motion], rate: float, continue_for: int, body: Kinematics
 ) -> MotionLibrary:
     """Motions at a frame rate, closed and lifted out of the floor; loops have more frames.
 
@@ -153,7 +121,7 @@ def _continued(motion: Motion, rate: float, frames: int, body: Kinematics) -> Fr
     return measured(grounded(poses, rate, body), rate, body).at(slice(more, -more))
 
 
-def grounded(poses: Array, rate: float, body: Kinematics = HUMANOID) -> Array:
+def grounded(poses: Array, rate: float, body: Kinematics) -> Array:
     """Poses [n, 7 + m] at a frame rate, lifted smoothly where they are in the floor.
 
     If a motion were lifted as a whole by its lowest point, one toe 10 cm in the floor would let it
@@ -174,7 +142,7 @@ def _around(values: Array, near: int) -> Array:
     return windows
 
 
-def measured(poses: Array, rate: float, body: Kinematics = HUMANOID) -> Frames:
+def measured(poses: Array, rate: float, body: Kinematics) -> Frames:
     """Frames of consecutive poses [n, 7 + m]: bodies by kinematics, velocities by central
     differences, and by one-sided differences at the ends.
     """

@@ -28,15 +28,6 @@ def conjugate(quaternion: Array) -> Array:
     return inverse
 
 
-def difference(one: Array, two: Array) -> Array:
-    """[..., n]: one - two."""
-    shape = np.broadcast_shapes(one.shape, two.shape)
-    out = np.empty(shape, np.result_type(one, two))
-    for i in range(shape[-1]):
-        np.subtract(one[..., i], two[..., i], out=out[..., i])
-    return out
-
-
 def multiply(one: Array, two: Array) -> Array:
     """[..., 4]: first `two`, then `one`."""
     w1, x1, y1, z1 = one[..., 0], one[..., 1], one[..., 2], one[..., 3]
@@ -88,15 +79,6 @@ def exp(vector: Array) -> Array:
     for i in range(3):
         np.multiply(vector[..., i], scale, out=quaternion[..., i + 1])
     return quaternion
-
-
-def small_turn(quaternion: Array) -> Array:
-    """[..., 3]: approximate rotation vectors for small angles, 2 sin(angle / 2) long."""
-    twice = np.copysign(2.0, quaternion[..., 0])
-    turned = np.empty((*quaternion.shape[:-1], 3), twice.dtype)
-    for i in range(3):
-        np.multiply(quaternion[..., i + 1], twice, out=turned[..., i])
-    return turned
 
 
 def slerp(one: Array, two: Array, share: Array) -> Array:

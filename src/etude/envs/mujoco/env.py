@@ -292,8 +292,7 @@ class MujocoEnv:
         self.simulation.reset(env_ids)
         for reset in self._resetting:
             reset(env_ids, draws)
-        if self.task.forward_after_reset:
-            self.simulation.forward(env_ids)
+        self.simulation.forward(env_ids)
         self.tick += 1
         for begin in self._beginning:
             begin(env_ids, draws)

@@ -20,7 +20,7 @@ from etude.core.trees import Tree
 from etude.data.motion import library
 from etude.data.motion import rotations as rot
 from etude.data.motion.files import installed
-from etude.data.motion.library import Frames
+from etude.data.motion.library import Frames, MotionLibrary
 from etude.data.motion.motions import Motion, cycle_frames
 from etude.envs.mujoco.playing import MotionPlayer
 from etude.envs.mujoco.robot import Robot, matching, names_of
@@ -57,6 +57,8 @@ class ModelKinematics:
             )
         self._model, self._data = model, mujoco.MjData(model)
         self._bodies = np.arange(1, model.nbody) if bodies is None else np.asarray(bodies)
+        self.body_names = tuple(model.body(int(i)).name for i in self._bodies)
+        self.home: Array = model.qpos0
         names = names_of(model, "joint")[1:]
         kinds = model.jnt_type[1:].tolist()
         self.joints: Mapping[str, int] = {
@@ -150,7 +152,7 @@ def _depth(model: mujoco.MjModel, geom: int, down: Array, size: Array) -> float:
 class SelfContacts(Part):
     """The contacts of a robot's bodies with each other.
 
-    `most`: largest number that is counted.
+    `most`: largest number that is counted, the deepest first.
     """
 
     def __init__(self, robot: Robot, most: int = 8) -> None:
@@ -161,18 +163,25 @@ class SelfContacts(Part):
         sensor = spec.add_sensor(name="self_contacts", type=mujoco.mjtSensor.mjSENS_CONTACT)
         sensor.objtype = sensor.reftype = mujoco.mjtObj.mjOBJ_XBODY  # with all bodies below it
         sensor.objname = sensor.refname = base
-        sensor.intprm[:3] = (1, 0, self._most)  # field "found", unreduced
+        found, distance, deepest = 1, 8, 1  # fields, and the order of contacts
+        sensor.intprm[:3] = (found | distance, deepest, self._most)
 
     def bind(self) -> None:
         model = self.env.simulation.model
         sensor = model.sensor("self_contacts")
-        self._found = self.env.simulation.bind("sensordata")
+        self._data = self.env.simulation.bind("sensordata")
         self._at = slice(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
 
     @derived
     def count(self) -> Array:
         """[num_envs]: number of contacts in the last substep."""
-        found: Array = (self._found[:, self._at] > 0).sum(axis=1)
+        found: Array = (self._data[:, self._at][:, ::2] > 0).sum(axis=1)
+        return found
+
+    @derived
+    def depth(self) -> Array:
+        """[num_envs] m: depth of the deepest contact, 0 without one."""
+        found: Array = np.maximum(-self._data[:, self._at][:, 1::2].min(axis=1), 0.0)
         return found
 
 
@@ -253,19 +262,25 @@ class ReferenceMotion(MotionPlayer):
             matching(self.body_names, self._ends, "tracked body") if self._ends else [], np.int64
         )
         """Indices of the bodies whose height is checked."""
-        kinematics = ModelKinematics(model, ids)
-        fitted = [kinematics.fit(motion, robot.home) for motion in self._motions]
-        self.library = library.build(fitted, 1.0 / self.env.dt, self._longest + 100, kinematics)
+        self._kinematics = ModelKinematics(model, ids)
+        self.library = self.library_at(1, self._longest + 100)
         self.follow({})
         self._ids = np.array(ids)
         self.pose: Array = simulation.bind("qpos")
-        self._qvel = simulation.bind("qvel")
+        """[num_envs, nq]: positions of the simulation."""
+        self.speed: Array = simulation.bind("qvel")
+        """[num_envs, nv]: velocities of the simulation."""
         self._xpos, self._xquat = simulation.bind("xpos"), simulation.bind("xquat")
         self._cvel, self._center = simulation.bind("cvel"), simulation.bind("subtree_com")
         self._root = root
         self._phases = self._find_phases()
         self._targets = self._find_targets()
         self.bind_motions()
+
+    def library_at(self, finer: int, continue_for: int) -> MotionLibrary:
+        """The motions at `finer` times the control rate; loops have `continue_for` more frames."""
+        fitted = [self._kinematics.fit(motion, self.robot.home) for motion in self._motions]
+        return library.build(fitted, finer / self.env.dt, continue_for, self._kinematics)
 
     def _find_targets(self) -> Array:
         """[total, nq]: poses that lead the motion."""
@@ -340,7 +355,7 @@ class ReferenceMotion(MotionPlayer):
         pose[:, 3:7] = rot.multiply(turned, pose[:, 3:7])
         sizes = np.repeat([noise.velocity, noise.vertical, noise.spin], [2, 1, 3])
         speed[:, :6] += draws.uniform("motion/velocity", 6, low=-1.0) * sizes
-        self.pose[env_ids], self._qvel[env_ids] = pose, speed
+        self.pose[env_ids], self.speed[env_ids] = pose, speed
 
     def ahead(self, steps: int) -> Frames:
         """The reference `steps` control steps from now, [num_envs, ...] each."""

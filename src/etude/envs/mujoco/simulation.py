@@ -76,7 +76,7 @@ class Simulation:
         self._expanded: tuple[str, ...] = ()
         self._accelerations: dict[str, Array] = {}
         """Bound fields of the acceleration stage."""
-        self.watch: Callable[[], None] | None = None
+        self.watchers: list[Callable[[], None]] = []
         """Called after every physics step, before finished environments are reset."""
         self._batch.reset(stage=_NO_STAGE)
         # Copying this state costs a tenth of MuJoCo's reset and has the same result: zero velocity,
@@ -152,19 +152,22 @@ class Simulation:
             self._name_input()
         start = perf_counter()
         try:
-            if self.watch is not None:  # Single physics steps give the same numbers.
+            if self.watchers:  # Single physics steps give the same numbers.
                 for _ in range(substeps - 1):
                     self._batch.step(nstep=1, stage=_NO_STAGE)
-                    self.watch()
+                    self._watch()
                 substeps = 1
             self._batch.step(nstep=substeps, stage=_NO_STAGE if lagged else _VELOCITY_STAGE)
         except SimulationError as error:
             self._fail(int(error.ids[0]), self._batch.error(int(error.ids[0])))
         seconds = perf_counter() - start
         self._check()
-        if self.watch is not None:
-            self.watch()
+        self._watch()
         return seconds
+
+    def _watch(self) -> None:
+        for watch in self.watchers:
+            watch()
 
     def reset(self, env_ids: Array) -> None:
         """Set environments [k] to the model's initial state, without computing derived fields."""

@@ -318,8 +318,6 @@ class Task:
     """Camera of the image observation; None: `camera`."""
     lagged: bool = False
     """Whether derived fields lag the state by one physics step, as after `mj_step`."""
-    forward_after_reset: bool = True
-    """Whether derived fields are computed after a reset, for observations and `begin`."""
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
