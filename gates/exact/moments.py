@@ -140,6 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
         draw = np.random.default_rng(0)
         names = options.methods
         many = [len(range(i, options.moments, len(names))) for i in range(len(names))]
+        work: list[tuple[str, str, int, dict[str, Any]]]
         work = [(n, METHODS[n], count, {}) for n, count in zip(names, many, strict=True)]
         cluster = None
         if options.ray:

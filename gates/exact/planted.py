@@ -112,9 +112,11 @@ def at(iteration: int) -> bool:
 def faults(recipe: Recipe, iterations: int, draw: Any) -> Iterator[Fault]:
     """Faults of all kinds in turn, each in a random place."""
     is_ppo = recipe.algorithm.kind == "ppo"
-    kinds = (observation_bit, rewards_scaled, weight_bit, moment_bit, other_adam, normaliser_bit)
-    kinds += (return_bit, lambda_changed, loss_scaled) if is_ppo else (critic_constant,)
-    kinds += (evaluation_changed,)
+    kinds: list[Callable[[Recipe, int, Any], Fault]] = [
+        *(observation_bit, rewards_scaled, weight_bit, moment_bit, other_adam, normaliser_bit),
+        *((return_bit, lambda_changed, loss_scaled) if is_ppo else (critic_constant,)),
+        evaluation_changed,
+    ]
     idle = -(-getattr(recipe.algorithm, "warmup_steps", 0) // recipe_steps(recipe)) + 2
     while True:
         for kind in kinds:
@@ -123,14 +125,20 @@ def faults(recipe: Recipe, iterations: int, draw: Any) -> Iterator[Fault]:
 
 def recipe_steps(recipe: Recipe) -> int:
     """Environment steps of an iteration."""
-    return recipe.collector.num_envs * recipe.algorithm.rollout_steps
+    return recipe.collector.num_envs * rollout_steps(recipe)
+
+
+def rollout_steps(recipe: Recipe) -> int:
+    """Steps of each environment in an iteration."""
+    algorithm: Any = recipe.algorithm
+    return int(algorithm.rollout_steps)
 
 
 def observation_bit(recipe: Recipe, k: int, draw: Any) -> Fault:
     group = int(draw.integers(recipe.collector.num_groups))
     row = int(draw.integers(recipe.collector.envs_per_group))
     # Not the first step: the replay compares it with what it expects, and refuses another.
-    step = int(draw.integers(1, recipe.algorithm.rollout_steps))
+    step = int(draw.integers(1, rollout_steps(recipe)))
     place = (row, step, int(draw.integers(3)))
 
     def wrap(collect: Any) -> Any:
