@@ -22,7 +22,7 @@ TRAINED = (
     *("walk-go1-rough", "imitate-walk", "imitate-backflip", "amp-walk"),
     *("pick-place-anywhere", "reach-memory", "spread"),
     *("hopper", "halfcheetah", "walker2d", "ant", "seek-pictures"),
-    *("cartpole", "pendulum", "reacher", "swimmer", "lunarlander"),
+    *("cartpole", "pendulum", "reacher", "swimmer", "lunarlander", "bipedalwalker", "humanoid"),
 )
 
 

@@ -386,6 +386,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, help="folder of the runs; finished ones are used again"
     )
+    parser.add_argument(
+        "--stopped", action="store_true", help="judge the runs in --keep as far as they are"
+    )
     parser.add_argument("--run", type=Path, help="judge this run and train none")
     parser.add_argument("--flat", type=Path, help="a run of walk-go1, to walk on rough ground")
     task = TASKS[parser.parse_known_args(arguments)[0].recipe]
@@ -396,12 +399,13 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 def train(trial: Trial, *changes: str) -> None:
     """Train by the real command; keep the seconds from command to exit, and the steps.
 
-    A finished run that --keep has kept is not trained again, and has no seconds.
+    A finished run that --keep has kept is not trained again, and has no seconds; with --stopped
+    neither is one that was stopped.
     """
     options, start = trial.options, time.perf_counter()
     if options.timesteps:
         changes += ("--clock.total-timesteps", str(options.timesteps))
-    kept = (trial.folder / "checkpoints" / "final").exists()
+    kept = (trial.folder / "checkpoints" / ("best" if options.stopped else "final")).exists()
     if not kept:
         words = [options.recipe, "--folder", str(trial.folder), *changes, *options.set]
         command(trial.gate, "train", *words)

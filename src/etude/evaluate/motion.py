@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from rich.console import Group
 from rich.table import Table
 
 from etude.core.output import csv_text, new_table
@@ -26,8 +27,9 @@ _TITLES = {
     "penetration": "inside",
 }
 """{statistic of imitation: column title}, in the order of the table."""
-_CAPTION = (
-    "g, l, pa: mean distance of joints in mm, in the world, from the root, at best fit\n"
+_CAPTION = "g, l, pa: mean distance of joints in mm, in the world, from the root, at best fit"
+_STRAIN = ("saturated", "reversals", "beyond_range", "penetration")
+_STRAIN_CAPTION = (
     "full: share of saturated torques; reversed: of full torques that turned round, worst joint;\n"
     "beyond: largest distance beyond a joint's range, rad or m; inside: self-penetration, mm"
 )
@@ -85,14 +87,23 @@ class MotionReport:
         means = self._means[average]
         return f"{average} ({0 if means is None else len(means['motion'])})"
 
-    def table(self) -> Table:
-        """Errors in mm; velocities and accelerations in mm per frame and per frame squared."""
-        titles = (_TITLES[name] for name in self.statistics)
-        table: Table = new_table("motion", *titles, caption=_CAPTION, caption_justify="left")
-        for name, means in self.motions().items():
-            table.add_row(name, *_cells(means))
-        for name, values in self.averages().items():
-            table.add_row(f"[bold]{self._title(name)}[/]", *_cells(values))
+    def table(self) -> Group:
+        """Errors in mm, of velocities and accelerations per frame and per frame squared; and what
+        the motions asked of the body, if it was measured."""
+        strain = [name for name in self.statistics if name in _STRAIN]
+        errors = [name for name in self.statistics if name not in _STRAIN]
+        tables = [self._columns(errors, _CAPTION)]
+        return Group(*tables, *([self._columns(strain, _STRAIN_CAPTION)] if strain else []))
+
+    def _columns(self, names: list[str], caption: str) -> Table:
+        """A table with these statistics, per motion and averaged."""
+        titles = (_TITLES[name] for name in names)
+        table: Table = new_table("motion", *titles, caption=caption, caption_justify="left")
+        for motion, means in self.motions().items():
+            table.add_row(motion, *_cells({name: means[name] for name in names}))
+        for average, values in self.averages().items():
+            cells = _cells({name: values[name] for name in names})
+            table.add_row(f"[bold]{self._title(average)}[/]", *cells)
         return table
 
 

@@ -231,7 +231,7 @@ def bipedalwalker() -> Recipe:
 
 
 def humanoid() -> Recipe:
-    """Gymnasium's Humanoid-v5 learns to run.
+    """Gymnasium's Humanoid-v5 begins to walk.
 
     rl_games' form of PPO: short rollouts of many environments, a learning rate that follows the KL.
     """

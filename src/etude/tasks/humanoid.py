@@ -31,7 +31,7 @@ CLOSELY = TrackConfig(
     timestep=1 / 120,
     substeps=4,
     lead=humanoid.LEAD,
-    action_scale={".*": 0.3},
+    action_scale={".*": 0.4},
     future=(1,),
     max_episode_steps=300,
     anchor_height=None,
@@ -75,7 +75,7 @@ def imitate_walk() -> Recipe:
         policy=PolicyConfig(
             hidden=(256, 256),
             activation="silu",
-            init_std=0.08,
+            init_std=0.2,
             learn_std=False,
             critic_reads=("state", "critic"),
         ),
@@ -84,7 +84,7 @@ def imitate_walk() -> Recipe:
             rollout_steps=16,
             minibatch_size=1024,
             update_epochs=4,
-            learning_rate=2e-4,
+            learning_rate=3e-4,
             final_learning_rate=0.1,
             gamma=0.97,
             bound_coef=0.1,
@@ -170,7 +170,8 @@ def imitate_backflip() -> Recipe:
     return imitate_walk().replace(
         name="imitate-backflip",
         env=FREELY.replace(motion=("backflip",), crossing=_crossing("backflip")),
-        policy__init_std=0.05,
+        policy__init_std=0.1,
+        algorithm__learning_rate=2e-4,
         clock=ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
     )
 
@@ -183,9 +184,10 @@ def imitate_all() -> Recipe:
             motion=("all",), crossing=_crossing(*humanoid.CROSSINGS), future=(1, 4, 10)
         ),
         policy__hidden=(512, 256),
-        policy__init_std=0.05,
+        policy__init_std=0.1,
         collector=CollectorConfig(num_envs=512, envs_per_group=256, threads=2),
         algorithm__minibatch_size=2048,
+        algorithm__learning_rate=2e-4,
         motions=MotionCurriculumConfig(enabled=True),
         clock=ClockConfig(total_timesteps=16_777_216, cycles=8, iterations=16),
         evaluation=_once_each(NUM_CLIPS),

@@ -4,9 +4,8 @@ MODEL = "etude/envs/robots/humanoid/humanoid.xml"
 """Place of the model in the installed package."""
 ENDS = ".*_(wrist|ankle)"
 """Hands and feet."""
-LEAD = 0.08
-"""s: time by which targets of the servos lead a motion: their damping over their stiffness, 0.05 s,
-and about one control step. Of those tried, zero actions track the walk longest with it."""
+LEAD = 0.05
+"""s: damping over stiffness of the servos, by which their targets lead a motion."""
 CROSSINGS = {
     "backflip": ("left_wrist right_wrist", "right_hip right_wrist"),
     "getup_faceup": ("right_elbow right_hip", "right_hip right_wrist"),
