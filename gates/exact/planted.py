@@ -380,7 +380,7 @@ def planted_commit(scratch: Path, count: int, phase: str, draw: Any) -> str:
     if found is None or found.commit != commits[chosen]:
         return f"found {found} instead of change {chosen}"
     print(found.sentence(), flush=True)
-    if found.phase != phase or found.probes > math.log2(count) + 2:
+    if found.phase != phase or found.probes > math.ceil(math.log2(count)) + 2:
         return f"phase {phase}: {found.sentence()}"
     return ""
 
