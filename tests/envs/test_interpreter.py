@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -62,6 +63,21 @@ def test_the_same_bits_as_here(venv: str, env_id: str) -> None:
     assert played(other, 60, "after") == expected
     there.close()
     other.close()
+
+
+def test_snapshots_hold_the_physics_of_those_here(venv: str) -> None:
+    """And nothing of MuJoCo's arena, whose unused memory differs between equal runs."""
+    here, there = (
+        GymEnv(GymConfig(id="Hopper-v5"), 2),
+        remote(GymConfig(id="Hopper-v5", python=venv), 2),
+    )
+    for env in (here, there):
+        env.reset(KEY)
+        played(env, 20)
+    physics = [row.tobytes().hex() for row in here.snapshot()["physics"]]
+    texts = there.snapshot()["attributes"]
+    assert [json.loads(text.tobytes())["physics"] for text in texts] == physics
+    there.close()
 
 
 @pytest.mark.rotated

@@ -105,8 +105,8 @@ class GymConfig(EnvConfig):
     def for_window(self) -> Self:
         if self.python:
             raise UsageError(
-                f"'{self.id}' runs in another interpreter, which shows no window: `etude play RUN "
-                "--web` shows it in the browser."
+                f"'{self.id}' runs in another interpreter, which shows no window: `etude eval RUN "
+                "--video` films it."
             )
         env = make_gym(self)
         modes = env.metadata.get("render_modes") or ()

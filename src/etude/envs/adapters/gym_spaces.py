@@ -181,7 +181,8 @@ def _action_spec(space: spaces.Space[Any], env_id: str) -> ActionSpec:
 
 
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-_FIELDS = sorted(DATA_FIELDS)
+FIELDS = sorted(DATA_FIELDS)
+"""Arrays of MjData outside of its arena, whose unused memory is arbitrary."""
 
 
 def physics(env: gymnasium.Env[Any, Any]) -> tuple[mujoco.MjModel, mujoco.MjData] | None:
@@ -194,7 +195,7 @@ def physics(env: gymnasium.Env[Any, Any]) -> tuple[mujoco.MjModel, mujoco.MjData
 
 
 def _data_arrays(data: mujoco.MjData) -> Iterator[Array]:
-    for name in _FIELDS:
+    for name in FIELDS:
         array = getattr(data, name)
         if isinstance(array, np.ndarray) and array.size:
             yield array

@@ -26,8 +26,8 @@ from gymnasium import spaces
 
 from etude.core.errors import EtudeError, NonFinite, ProcessLost, UsageError
 from etude.core.user_code import check_trust
+from etude.envs.adapters import gym_spaces, object_state
 from etude.envs.adapters import interpreter_child as child
-from etude.envs.adapters import object_state
 from etude.envs.adapters.virtual_envs import interpreter_of
 from etude.envs.adapters.workers import STARTING_SECONDS, starter
 
@@ -51,7 +51,8 @@ class Interpreter:
         self._python = interpreter_of(python)
         check_trust(python, f"run {self._python}", self._python)
         self._id, self._num_envs = env_id, num_envs
-        self._order = {"id": env_id, "kwargs": kwargs, "success_key": success_key}
+        order = {"id": env_id, "kwargs": kwargs, "success_key": success_key}
+        self._order = {**order, "fields": gym_spaces.FIELDS}
         self._why = ""
         """Reason for which it was killed."""
         self.is_lost = False

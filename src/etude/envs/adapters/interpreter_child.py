@@ -105,6 +105,7 @@ class Server:
         self._envs: list[Any] = []
         self._rows: list[Row] = []
         self._success: str | None = None
+        self._fields: list[str] = []
         self._models: list[dict[str, Any]] = []
         """The values of each environment's MjModel after its construction."""
 
@@ -144,11 +145,13 @@ class Server:
             return None, b""
         if kind == SAVE:
             state = self._object_state().save(env)
-            return {"state": state, "model": self._changed(row, env)}, _save_physics(env)
+            return {"state": state, "model": self._changed(row, env)}, _save_physics(
+                env, self._fields
+            )
         if kind == LOAD:
             self._object_state().load(env, content["state"])
             self._change(row, env, content["model"])
-            _load_physics(env, data)
+            _load_physics(env, data, self._fields)
             return None, b""
         if kind == RENDER:
             picture = np.ascontiguousarray(env.render(), np.uint8)
@@ -157,7 +160,7 @@ class Server:
 
     def _make(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one more environment, and describe it."""
-        self._success = order["success_key"]
+        self._success, self._fields = order["success_key"], order["fields"]
         env = gymnasium.make(order["id"], disable_env_checker=True, **order["kwargs"])
         self._envs.append(env)
         self._models.append(_model_arrays(env, copies=True))
@@ -271,6 +274,12 @@ def _arrays(struct: Any) -> dict[str, Any]:
     return {n: a for n, a in arrays.items() if a.size and a.flags.writeable}
 
 
+def _derived(data: Any, fields: list[str]) -> list[Any]:
+    """The arrays of MjData with these names that this version of MuJoCo has."""
+    arrays = _arrays(data)
+    return [arrays[name] for name in fields if name in arrays]
+
+
 def _model_arrays(env: Any, copies: bool = False) -> dict[str, Any]:
     """{name: array of floats} of an environment's MjModel; {} without one."""
     found = _physics(env)
@@ -279,8 +288,9 @@ def _model_arrays(env: Any, copies: bool = False) -> dict[str, Any]:
     return {name: array.copy() if copies else array for name, array in real.items()}
 
 
-def _save_physics(env: Any) -> bytes:
-    """The integration state, then every derived array, which some rewards read before a step."""
+def _save_physics(env: Any, fields: list[str]) -> bytes:
+    """The integration state, then the derived arrays `fields`, which some rewards read before a
+    step."""
     found = _physics(env)
     if found is None:
         return b""
@@ -289,10 +299,10 @@ def _save_physics(env: Any) -> bytes:
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     state = np.empty(mujoco.mj_stateSize(model, kind))
     mujoco.mj_getState(model, data, state, kind)
-    return b"".join([state.tobytes(), *(array.tobytes() for array in _arrays(data).values())])
+    return b"".join([state.tobytes(), *(array.tobytes() for array in _derived(data, fields))])
 
 
-def _load_physics(env: Any, raw: bytes) -> None:
+def _load_physics(env: Any, raw: bytes, fields: list[str]) -> None:
     found = _physics(env)
     if found is None:
         return
@@ -303,7 +313,7 @@ def _load_physics(env: Any, raw: bytes) -> None:
     mujoco.mj_setState(model, data, state.copy(), kind)  # Older versions refuse read-only arrays.
     mujoco.mj_forward(model, data)  # Finds contacts, whose number decides the size of arrays.
     offset = state.nbytes
-    for array in _arrays(data).values():
+    for array in _derived(data, fields):
         part = np.frombuffer(raw, array.dtype, array.size, offset)
         array[...] = part.reshape(array.shape)
         offset += array.nbytes
